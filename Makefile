@@ -1,0 +1,45 @@
+# One virtual environment inside the checkout; every target makes what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OPENBLAS_NUM_THREADS := 1
+
+.PHONY: help demo up test test-unit check format tiny-model clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/.ready: setup.cfg
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip install -q --python $(BIN)/python -e ".[dev,demo]"
+	@touch $@
+
+demo: $(VENV)/.ready ## Set up and run the main job: real rollouts on this machine
+	$(BIN)/polar demo
+
+up: $(VENV)/.ready ## Start all of Polar on this machine
+	$(BIN)/polar up
+
+test: $(VENV)/.ready ## Set up and run the tests
+	$(BIN)/pytest
+
+test-unit: $(VENV)/.ready ## The quick tests only
+	$(BIN)/pytest tests/unit tests/contracts tests/test_architecture.py
+
+check: $(VENV)/.ready ## Lint, types, and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_architecture.py
+
+format: $(VENV)/.ready ## Rewrite the code in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+tiny-model: $(VENV)/.ready ## Train the tiny checkpoint anew (needs torch, about two minutes)
+	$(BIN)/uv pip install -q --python $(BIN)/python -e ".[train]"
+	$(BIN)/python -m polar.tiny_engine.train
+
+clean: ## Remove the virtual environment and Polar's own data
+	rm -rf $(VENV) .polar

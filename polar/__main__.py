@@ -1,0 +1,5 @@
+"""`python -m polar`: the same as the `polar` command."""
+
+from polar.cli import main
+
+main()

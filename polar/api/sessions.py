@@ -1,0 +1,98 @@
+"""Sessions: state, story, trajectory and completions of one attempt at a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import zstandard
+from flask import Blueprint, Response, current_app, jsonify
+
+from polar import lifecycle, queries
+from polar.api import wire
+from polar.api.tasks import number
+from polar.db import transaction
+from polar.models import Completion
+
+blueprint = Blueprint("sessions", __name__)
+
+
+@blueprint.get("/rollout/session/<session_id>")
+def get_session(session_id: str) -> Response:
+    """Where it is, how it is doing, and what it has cost."""
+    with transaction(current_app.config["DATABASE"]) as db:
+        session = queries.session(db, session_id)
+        answer = wire.session_row(session, session.task)
+        answer |= {"agent_exit": session.agent_exit, "evaluation": session.verdict, "error_detail": session.error}
+        return jsonify(answer)
+
+
+@blueprint.delete("/rollout/session/<session_id>")
+def cancel_session(session_id: str) -> Response:
+    """Cancel one session; calling it again changes nothing."""
+    with transaction(current_app.config["DATABASE"]) as db:
+        session = queries.session(db, session_id)
+        lifecycle.cancel(db, session)
+        return jsonify(wire.session_row(session, session.task))
+
+
+@blueprint.get("/rollout/session/<session_id>/events")
+def events(session_id: str) -> Response:
+    """Every move, in order."""
+    with transaction(current_app.config["DATABASE"]) as db:
+        queries.session(db, session_id)
+        return jsonify({"events": [wire.event(row) for row in queries.events_of(db, session_id)]})
+
+
+@blueprint.get("/rollout/session/<session_id>/trajectory")
+def trajectory(session_id: str) -> Response:
+    """The whole trajectory, token arrays and all."""
+    with transaction(current_app.config["DATABASE"]) as db:
+        session = queries.session(db, session_id)
+        found = queries.trajectories_of(db, [session_id]).get(session_id)
+        return jsonify(wire.trajectory(session, session.task, found))
+
+
+@blueprint.get("/rollout/session/<session_id>/completions")
+def completions(session_id: str) -> Response:
+    """Captured model calls, a page at a time: `after` is the last page's `next`."""
+    limit = int(number("limit", 50, low=1, high=200))
+    with transaction(current_app.config["DATABASE"]) as db:
+        queries.session(db, session_id)
+        rows = queries.completions_of(db, session_id, int(number("after", 0, low=0)), limit)
+        following = rows[-1].seq if len(rows) == limit else None
+        return jsonify({"completions": [_completion(row) for row in rows], "next": following})
+
+
+def _completion(row: Completion) -> dict[str, Any]:
+    logprobs = None if row.logprobs is None else np.frombuffer(row.logprobs, np.float32).astype(float).tolist()
+    return {
+        "completion_id": row.id,
+        "attempt": row.attempt,
+        "outcome": row.outcome,
+        "dialect": row.dialect,
+        "role": row.role,
+        "parent_id": row.parent_id,
+        "parent_reason": row.parent_reason,
+        "model_requested": row.model_requested,
+        "model_used": row.model_used,
+        "request": _json(row.request),
+        "answer": _json(row.answer),
+        "prompt_tokens": row.prompt_len,
+        "suffix_ids": np.frombuffer(row.suffix_ids, np.int32).tolist(),
+        "output_ids": np.frombuffer(row.output_ids, np.int32).tolist(),
+        "logprobs": logprobs,
+        "finish_reason": row.finish_reason,
+        "policy_versions": row.policy_versions,
+        "flags": row.flags,
+        "engine": row.engine,
+        "error": row.error,
+        "requested_at": row.requested_at.timestamp(),
+        "finished_at": row.finished_at.timestamp() if row.finished_at else None,
+        "delivered": row.delivered,
+    }
+
+
+def _json(blob: bytes | None) -> Any:
+    return orjson.loads(zstandard.decompress(blob)) if blob else None

@@ -1,0 +1,132 @@
+"""Tasks: submit, ask, list, cancel."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import orjson
+from flask import Blueprint, Response, current_app, jsonify, request
+
+from polar import builders, evaluators, harnesses, lanes, lifecycle, queries, runtimes
+from polar.api import wire
+from polar.db import after_commit, transaction
+from polar.errors import SpecError
+from polar.lifecycle import TaskState
+from polar.spec import TaskRequest, parse_task
+
+blueprint = Blueprint("tasks", __name__)
+POLL_SECONDS = 0.2
+MAX_WAIT_SECONDS = 60.0
+VIEWS = ("full", "summary")
+
+
+@blueprint.post("/rollout/task/submit")
+def submit() -> Response:
+    """Persist a task and wake the lanes; answered once it is committed."""
+    task = parse_task(_json_body())
+    check_families(task)
+    dispatcher = current_app.config["DISPATCHER"]
+    with transaction(current_app.config["DATABASE"]) as db:
+        lifecycle.submit(db, task)
+        for lane in lanes.alive(db):
+            if task.lanes is None or lane.name in task.lanes:
+                after_commit(db, partial(dispatcher.look, lane.name))
+    return jsonify({"task_id": task.task_id, "status": TaskState.RUNNING})
+
+
+def check_families(task: TaskRequest) -> None:
+    """Everything that is named exists and can do what is asked. Raises SpecError."""
+    if task.runtime is not None:
+        runtimes.check(task.runtime)
+    harnesses.create(task.agent)
+    builders.create(task.builder)
+    if task.evaluator is not None:
+        evaluators.create(task.evaluator)
+
+
+def _json_body() -> Any:
+    try:
+        return orjson.loads(request.get_data())
+    except orjson.JSONDecodeError as error:
+        raise SpecError.at("(body)", f"not valid JSON: {error}") from None
+
+
+@blueprint.get("/rollout/task/<task_id>")
+def get_task(task_id: str) -> Response:
+    """TaskStatus; `view=summary` leaves token arrays out, `wait=30` answers when the task ends or time is up."""
+    view = request.args.get("view", "full")
+    if view not in VIEWS:
+        raise SpecError.at("view", f"{view!r} is neither 'full' nor 'summary'")
+    end = time.monotonic() + min(number("wait", 0.0, low=0.0), MAX_WAIT_SECONDS)
+    while True:
+        with transaction(current_app.config["DATABASE"]) as db:
+            task = queries.task(db, task_id)
+            if task.ended_at is not None or time.monotonic() >= end:
+                return jsonify(wire.load_task_status(db, task, full=view == "full"))
+        time.sleep(POLL_SECONDS)
+
+
+@blueprint.delete("/rollout/task/<task_id>")
+def cancel_task(task_id: str) -> Response:
+    """Cancel every session that has not ended; calling it again changes nothing."""
+    with transaction(current_app.config["DATABASE"]) as db:
+        lifecycle.cancel_task(db, task_id)
+        db.flush()
+        return jsonify(wire.load_task_status(db, queries.task(db, task_id), full=False))
+
+
+@blueprint.get("/rollout/status")
+def status() -> Response:
+    """All tasks by name, sessions that are not done, and the nodes."""
+    with transaction(current_app.config["DATABASE"]) as db:
+        rows = queries.task_rows(db, state=None, harness=None, since=None, limit=10_000)
+        lanes_, loads = queries.lanes(db), queries.loads(db)
+        nodes = [wire.node(each, lanes_, loads.get(each.id, {})) for each in queries.nodes(db)]
+        return jsonify(
+            {
+                "tasks": {row["task"].task_id: row["task"].state for row in rows},
+                "pipeline": {"pending_sessions": queries.open_sessions(db)},
+                "nodes": {"nodes": nodes},
+            }
+        )
+
+
+@blueprint.get("/tasks")
+def list_tasks() -> Response:
+    """Tasks, newest first; filters status, harness, since (epoch seconds), limit."""
+    since = number("since", None)
+    with transaction(current_app.config["DATABASE"]) as db:
+        rows = queries.task_rows(
+            db,
+            state=request.args.get("status"),
+            harness=request.args.get("harness"),
+            since=since,
+            limit=int(number("limit", 200, low=1, high=1000)),
+        )
+        means = queries.mean_traces(db, [row["task"].id for row in rows])
+        return jsonify({"tasks": [wire.task_row(row, means.get(row["task"].id)) for row in rows]})
+
+
+@blueprint.get("/tasks/<task_id>/sessions")
+def list_sessions(task_id: str) -> Response:
+    """A task's sessions as they are now."""
+    with transaction(current_app.config["DATABASE"]) as db:
+        task = queries.task(db, task_id)
+        rows = [wire.session_row(each, task) for each in queries.sessions_of(db, task.id)]
+        return jsonify({"task_id": task_id, "sessions": rows, "status": task.state})
+
+
+def number(name: str, default: Any, *, low: float | None = None, high: float | None = None) -> Any:
+    """A numeric query parameter. Raises SpecError."""
+    raw = request.args.get(name)
+    if raw is None:
+        return default
+    try:
+        value = float(raw)
+    except ValueError:
+        raise SpecError.at(name, f"{raw!r} is not a number") from None
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise SpecError.at(name, f"must be between {low:g} and {high:g}" if high else f"must be at least {low:g}")
+    return value

@@ -1,0 +1,222 @@
+"""`submit`, `status`, `cancel`: the commands that talk to a running Polar over REST."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from polar.settings import Settings
+from polar.topology import load_topology
+
+console = Console(highlight=False)
+DONE_WORDS = frozenset({"completed", "failed", "cancelled"})
+
+
+class Client:
+    """A running Polar's REST API. Raises click.ClickException with what to do next."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.url = url
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=90.0)
+
+    def call(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            response = self._http.request(method, path, **options)
+        except httpx.TransportError as error:
+            hint = "start it with `polar up`, or name another with --rollout-url"
+            raise click.ClickException(f"Polar does not answer at {self.url} ({error}); {hint}") from None
+        if response.is_success:
+            return response.json()
+        raise click.ClickException(explain(response))
+
+
+def explain(response: httpx.Response) -> str:
+    """A problem document in a few lines."""
+    try:
+        body = response.json()
+    except ValueError:
+        return f"{response.status_code}: {response.text[:200]}"
+    lines = [f"{response.status_code} {body.get('code', '')}: {body.get('detail', '')}"]
+    if len(body.get("errors", [])) > 1:
+        lines += [f"  {error['field']}: {error['reason']}" for error in body["errors"]]
+    if response.status_code == 401:
+        lines.append("  set POLAR_API_KEY; `polar up` prints the key and keeps it in its home folder")
+    return "\n".join(lines)
+
+
+def connect(config: Path | None, rollout_url: str | None) -> Client:
+    """The Polar that the flags, the environment or the home folder name."""
+    settings = Settings.load()
+    effective = settings.home_path / "topology.yaml"
+    path = config or (effective if effective.exists() else None)
+    url = rollout_url or (load_topology(path).rollout.url if path else f"http://127.0.0.1:{settings.port}")
+    key_file = settings.home_path / "api_key"
+    key = os.environ.get("POLAR_API_KEY") or (key_file.read_text().strip() if key_file.exists() else None)
+    return Client(url.rstrip("/"), key)
+
+
+def load_task(path: Path) -> dict[str, Any]:
+    """A task file, JSON or YAML; relative upload sources are taken from the file's folder."""
+    try:
+        task = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise click.ClickException(f"{path}: neither JSON nor YAML: {error}") from None
+    if not isinstance(task, dict):
+        raise click.ClickException(f"{path}: a task is a mapping of fields")
+    runtime = task.get("runtime")
+    for name in ("prepare", "eval_prepare"):
+        for action in (isinstance(runtime, dict) and runtime.get(name)) or []:
+            if isinstance(action, dict) and isinstance(action.get("source"), str):
+                action["source"] = str((path.parent / action["source"]).resolve())
+    return task
+
+
+CONFIG = click.option(
+    "-c", "--config", type=click.Path(exists=True, path_type=Path), help="topology.yaml that names the API."
+)
+URL = click.option("--rollout-url", envvar="POLAR_URL", help="Address of the API.  [default: from the topology]")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+@click.command(epilog="Example: polar submit examples/tool_lookup/task.yaml --num-samples 8")
+@click.argument("task_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@CONFIG
+@URL
+@AS_JSON
+@click.option("--task-id", help="Name of the task instead of the file's.")
+@click.option("--num-samples", type=click.IntRange(1), help="Sessions instead of the file's number.")
+@click.option("--poll-interval", default=0.5, show_default=True, help="Seconds between looks.")
+@click.option("--detach", is_flag=True, help="Return as soon as the task is accepted.")
+def submit(
+    task_file: Path,
+    config: Path | None,
+    rollout_url: str | None,
+    as_json: bool,
+    task_id: str | None,
+    num_samples: int | None,
+    poll_interval: float,
+    detach: bool,
+) -> None:
+    """Submit a task and watch it to its end. Exit code 0 only if it completed."""
+    client = connect(config, rollout_url)
+    task = load_task(task_file)
+    given = {"task_id": task_id, "num_samples": num_samples}
+    task |= {name: value for name, value in given.items() if value is not None}
+    accepted = client.call("POST", "/rollout/task/submit", json=task)
+    if detach:
+        console.print(json.dumps(accepted) if as_json else f"accepted: {accepted['task_id']}")
+        return
+    final = watch(client, accepted["task_id"], poll_interval, quiet=as_json)
+    if as_json:
+        click.echo(json.dumps(final))
+    else:
+        console.print(sessions_table(client.call("GET", f"/tasks/{final['task_id']}/sessions")["sessions"]))
+    if final["status"] != "completed":
+        raise SystemExit(1)
+
+
+def watch(client: Client, task_id: str, poll_interval: float = 0.5, *, quiet: bool = False) -> dict[str, Any]:
+    """Show a bar until the task has ended; its final status, without token arrays."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[now]}"), console=console, disable=quiet) as progress:
+        bar = progress.add_task(task_id, total=None, now="")
+        while True:
+            listed = client.call("GET", f"/tasks/{task_id}/sessions")
+            rows = listed["sessions"]
+            ended = sum(row["status"] in ("COMPLETED", "ERROR", "TIMEOUT") for row in rows)
+            now = ", ".join(
+                f"{n} {word}"
+                for word, n in _tally(row["stage"] for row in rows if row["state"] in ("queued", "running"))
+            )
+            progress.update(bar, total=len(rows), completed=ended, now=now)
+            if listed["status"] in DONE_WORDS:
+                status: dict[str, Any] = client.call("GET", f"/rollout/task/{task_id}", params={"view": "summary"})
+                return status
+            time.sleep(poll_interval)
+
+
+def _tally(words: Any) -> list[tuple[str, int]]:
+    counts: dict[str, int] = {}
+    for word in words:
+        counts[word] = counts.get(word, 0) + 1
+    return list(counts.items())
+
+
+def sessions_table(rows: list[dict[str, Any]]) -> Table:
+    """Sessions with what they cost and earned."""
+    table = Table(
+        "session", "state", "lane", "turns", "tokens", "prewarm", "execute", "reconstruct", "evaluate", "reward"
+    )
+    for row in rows:
+        seconds = [
+            f"{row['stages'].get(stage, {}).get('run_ms', 0) / 1000:.2f} s"
+            for stage in ("prewarm", "execute", "reconstruct", "evaluate")
+        ]
+        reward = "–" if row["reward"] is None else f"{row['reward']:.2f}"
+        state = row["state"] if not row["error"] else f"{row['state']}: {row['error'][:60]}"
+        table.add_row(
+            row["session_id"][:12],
+            state,
+            row["lane"] or "–",
+            str(row["turns"]),
+            str(row["sampled_tokens"]),
+            *seconds,
+            reward,
+        )
+    return table
+
+
+@click.command(epilog="Example: polar status my-task")
+@click.argument("task_id", required=False)
+@CONFIG
+@URL
+@AS_JSON
+def status(task_id: str | None, config: Path | None, rollout_url: str | None, as_json: bool) -> None:
+    """Show nodes, lanes and tasks, or the sessions of one task."""
+    client = connect(config, rollout_url)
+    if task_id:
+        listed = client.call("GET", f"/tasks/{task_id}/sessions")
+        click.echo(json.dumps(listed)) if as_json else console.print(sessions_table(listed["sessions"]))
+        return
+    overview = client.call("GET", "/rollout/status")
+    if as_json:
+        click.echo(json.dumps(overview))
+        return
+    nodes = Table("node", "lane", "engine", "healthy", "prewarm", "ready", "execute", "later")
+    for node in overview["nodes"]["nodes"]:
+        load = node["metrics"]
+        for lane in node["lanes"]:
+            health = "draining" if node["draining"] else "yes" if node["healthy"] else "no"
+            engine = f"{lane['engine']['engine']} {lane['engine']['base_url']}"
+            numbers = (load["init_inflight"], load["ready_depth"], load["run_inflight"], load["postrun_inflight"])
+            nodes.add_row(node["node_id"], lane["name"], engine, health, *map(str, numbers))
+    console.print(nodes)
+    tasks = Table("task", "state", "harness", "sessions", "failed", "mean reward")
+    for row in client.call("GET", "/tasks", params={"limit": 20})["tasks"]:
+        reward = "–" if row["mean_reward"] is None else f"{row['mean_reward']:.2f}"
+        done = f"{row['completed_sessions']}/{row['num_samples']}"
+        tasks.add_row(row["task_id"], row["status"], row["harness"], done, str(row["errored_sessions"]), reward)
+    console.print(tasks)
+
+
+@click.command(epilog="Example: polar cancel my-task")
+@click.argument("task_id")
+@CONFIG
+@URL
+def cancel(task_id: str, config: Path | None, rollout_url: str | None) -> None:
+    """Cancel a task and every session of it that has not ended."""
+    answer = connect(config, rollout_url).call("DELETE", f"/rollout/task/{task_id}")
+    console.print(
+        f"{task_id}: {answer['status']}, {answer['completed_sessions']} of {answer['total_sessions']} sessions ended"
+    )

@@ -1,0 +1,116 @@
+"""`polar doctor`: looks at everything a rollout needs, and says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import httpx
+import redis
+from rich.console import Console
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from polar.db import connect
+from polar.errors import PolarError
+from polar.registry import load
+from polar.runtimes import RUNTIMES
+from polar.runtimes.base import Runtime
+from polar.settings import Settings
+from polar.topology import load_topology
+
+console = Console(highlight=False)
+Check = tuple[str, bool, str]
+"""What was looked at, whether it is well, and what was found or what to do."""
+
+
+def machine(settings: Settings) -> Iterator[Check]:
+    """Python, the home folder and the runtimes of this machine."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield "python", sys.version_info >= (3, 11), version
+    try:
+        settings.home_path.mkdir(parents=True, exist_ok=True)
+        probe = settings.home_path / ".probe"
+        probe.write_text("")
+        probe.unlink()
+        yield "home folder", True, str(settings.home_path)
+    except OSError as error:
+        yield "home folder", False, f"{settings.home_path}: {error.strerror}; set POLAR_HOME to a writable folder"
+    for name in RUNTIMES:
+        reason = load("runtime", RUNTIMES, name, Runtime).unavailable()  # type: ignore[type-abstract]
+        # A runtime that this machine lacks hurts only tasks that ask for it.
+        yield f"runtime {name}", reason is None or name != "local", reason or "ready"
+
+
+def servers(settings: Settings) -> Iterator[Check]:
+    """Postgres and broker, where the settings name real ones."""
+    if settings.database_url:
+        try:
+            with connect(settings.database_url, pool_size=1).connect() as connection:
+                found = connection.execute(text("SHOW server_version")).scalar()
+            yield "postgres", True, str(found)
+        except SQLAlchemyError as error:
+            first = str(error).splitlines()[0]
+            yield "postgres", False, f"{first}; check POLAR_DATABASE_URL and that the server runs"
+    else:
+        yield "postgres", True, "POLAR_DATABASE_URL is not set: `polar up` embeds one"
+    if settings.broker_url:
+        try:
+            redis.Redis.from_url(settings.broker_url, socket_timeout=2).ping()
+            yield "broker", True, "answers"
+        except redis.RedisError as error:
+            yield "broker", False, f"{error}; check POLAR_BROKER_URL and that the server runs"
+    else:
+        yield "broker", True, "POLAR_BROKER_URL is not set: `polar up` embeds one"
+
+
+def addresses(settings: Settings, config: Path | None) -> Iterator[Check]:
+    """Everything the topology names: API, proxies, engines."""
+    effective = settings.home_path / "topology.yaml"
+    path = config or (Path(settings.topology) if settings.topology else effective)
+    if not path.exists():
+        yield "topology", True, "none yet: `polar up` makes one"
+        return
+    try:
+        topology = load_topology(path)
+    except PolarError as error:
+        yield "topology", False, error.message
+        return
+    yield "topology", True, str(path)
+    yield _ask("api", f"{topology.rollout.url}/readyz", "start it: polar up")
+    for node in topology.gateway.nodes:
+        yield _ask(f"proxy of {node.id}", f"{node.url}/health", "start it: polar serve_gateway")
+        for lane in node.lanes:
+            yield _ask(f"engine of {lane.name}", f"{lane.engine.base_url}/health", "start the engine, or mend base_url")
+
+
+def _ask(name: str, url: str, hint: str) -> Check:
+    try:
+        response = httpx.get(url, timeout=5.0)
+    except httpx.HTTPError as error:
+        return name, False, f"{url} does not answer ({type(error).__name__}); {hint}"
+    return (
+        name,
+        response.is_success,
+        f"{url} answered {response.status_code}" + ("" if response.is_success else f"; {hint}"),
+    )
+
+
+@click.command(epilog="Example: polar doctor -c topology.yaml")
+@click.option("-c", "--config", type=click.Path(exists=True, path_type=Path), help="topology.yaml to check.")
+def doctor(config: Path | None) -> None:
+    """Check this machine, the servers and the engines; exit code 1 if something is wrong."""
+    settings = Settings.load()
+    looks: tuple[Callable[[], Iterator[Check]], ...] = (
+        lambda: machine(settings),
+        lambda: servers(settings),
+        lambda: addresses(settings, config),
+    )
+    well = True
+    for look in looks:
+        for name, good, found in look():
+            well = well and good
+            console.print(f"{'[green]ok[/green]  ' if good else '[red]bad[/red] '} {name:<20} {found}", soft_wrap=True)
+    raise SystemExit(0 if well else 1)

@@ -1,0 +1,47 @@
+"""Postgres: engines, transactions, and work that waits for the commit.
+
+Knows nothing of tasks or sessions. `db` is always SQLAlchemy's handle; a `session` is always a rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.orm import Session
+
+
+def normal_url(url: str) -> str:
+    """`postgres://` and `postgresql://` as users write them, with the driver that Polar uses."""
+    for prefix in ("postgres://", "postgresql://"):
+        if url.startswith(prefix):
+            return "postgresql+psycopg://" + url.removeprefix(prefix)
+    return url
+
+
+def connect(url: str, *, pool_size: int = 8) -> Engine:
+    """An engine whose connections are tested before use, so that a database restart costs no request."""
+    return create_engine(normal_url(url), pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
+
+
+def connect_async(url: str, *, pool_size: int = 8) -> AsyncEngine:
+    """The same for event loops."""
+    return create_async_engine(normal_url(url), pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
+
+
+def after_commit(db: Session, action: Callable[[], Any]) -> None:
+    """Run `action` once the transaction is committed, and never if it rolls back."""
+    db.info.setdefault("after_commit", []).append(action)
+
+
+@contextmanager
+def transaction(engine: Engine) -> Iterator[Session]:
+    """One transaction: commits at the end, rolls back on any error, then runs what waited for the commit."""
+    with Session(engine, expire_on_commit=False) as db:
+        with db.begin():
+            yield db
+        for action in db.info.pop("after_commit", []):
+            action()

@@ -1,0 +1,1 @@
+"""Getting results to trainers: what is owed is a row until it is acknowledged."""

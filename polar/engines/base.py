@@ -1,0 +1,94 @@
+"""An engine adapter speaks one inference server's stock HTTP API: token ids in, ids and log-probabilities out.
+
+No patch, no engine-side chat template. Adapters do the wire; when to retry, what to record and how to
+answer the harness belong to the proxy. All calls are asynchronous on one shared aiohttp session.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import aiohttp
+import numpy as np
+import numpy.typing as npt
+
+from polar.messages import FinishReason, Sampling
+
+PromptIds = list[int] | npt.NDArray[np.int32]
+"""The ledger keeps prompts as arrays, and a long one is sent without becoming a list first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished sample."""
+
+    output_ids: list[int]
+    """Stop token included where the engine includes it."""
+    logprobs: list[float] | None
+    """One per output id, natural log; None if the engine gave none."""
+    finish_reason: FinishReason
+    matched_stop: int | str | None = None
+    policy_versions: list[dict[str, Any]] = field(default_factory=list)
+    """Spans over the output: {"version", "start", "end"}; empty if the engine does not say."""
+    prompt_ids: list[int] | None = None
+    """What the engine says it was given; None if it does not say."""
+    prompt_tokens: int | None = None
+    """How many ids the engine says it was given; None if it does not say."""
+    detail: str | None = None
+    """What the engine says of an abort."""
+    timings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Passport:
+    """What an engine can do, as found out by asking it; stored on the lane and shown."""
+
+    engine: str
+    model: str
+    tokenizer: str | None
+    """Folder or name that the engine says its tokenizer comes from."""
+    context_length: int | None
+    version: str | None = None
+    weight_version: str | None = None
+    scripted: bool = False
+    """Answers are replayed, not sampled; shown wherever its tokens are."""
+
+
+class Engine(ABC):
+    """One server at one URL."""
+
+    name: ClassVar[str]
+    TAKES_IDS: ClassVar[bool] = True
+    """Has a token endpoint: the prompt it sees is the prompt we send."""
+    STREAMS_IDS: ClassVar[bool] = False
+    """`stream` yields as tokens are sampled; otherwise one piece at the end."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession, *, model: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self.http = http
+        self.model = model
+
+    @abstractmethod
+    async def passport(self) -> Passport:
+        """Ask the server what it is. Raises EngineError."""
+
+    @abstractmethod
+    async def generate(self, prompt_ids: PromptIds, sampling: Sampling, *, request_id: str) -> Generation:
+        """Sample once. Raises EngineError; `retryable` only if the engine provably did not begin."""
+
+    @abstractmethod
+    def stream(
+        self, prompt_ids: PromptIds, sampling: Sampling, *, request_id: str
+    ) -> AsyncIterator[list[int] | Generation]:
+        """New output ids as they come, then the whole Generation as the last item."""
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> None:
+        """Stop a request; returns at once, also if there is none."""
+
+    @abstractmethod
+    async def score(self, ids: list[int]) -> list[float | None]:
+        """Log-probability of each id after the ones before it (teacher forcing); the first is None."""

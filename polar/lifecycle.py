@@ -1,0 +1,488 @@
+"""The life of a session: the only writer of stage and state.
+
+      stage   prewarm ──▶ execute ──▶ reconstruct ──▶ evaluate
+      state   queued ──claim──▶ running ──advance──▶ queued in the next stage, or completed
+                 ▲                 │
+                 └──────retry──────┤──fail──▶ failed
+                                   └──time_out / cancel──▶ timed_out / cancelled   (also from queued)
+
+A failure needs no "failed where": stage stays where it was. Each move is one guarded UPDATE that names the
+stage, state and attempt it leaves; no row matched means somebody else moved the session, and the caller
+stops (LostLeaseError, or None from `claim`). The same transaction adds a SessionEvent. Nothing is published
+here: the caller sends wake-ups after the commit.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import CursorResult, func, insert, select, text, update
+from sqlalchemy.orm import Session
+
+from polar.errors import ConflictError, LostLeaseError, NotFoundError, SessionError
+from polar.models import Delivery, Lane, Node, RolloutSession, SessionEvent, Task, now
+from polar.spec import TaskRequest
+
+LEASE_SECONDS = 10.0
+"""A worker that has not renewed for this long is taken for dead."""
+HEARTBEAT_SECONDS = 2.5
+REWAKE_SECONDS = 10.0
+"""A queued row whose last wake-up is older gets another: an emptied broker heals itself."""
+MAX_STAGE_ATTEMPTS = 3
+LANE_ALIVE_SECONDS = 15.0
+
+
+class Stage(StrEnum):
+    """Where a session is."""
+
+    PREWARM = "prewarm"
+    """The runtime is being made ready."""
+    EXECUTE = "execute"
+    """The harness runs."""
+    RECONSTRUCT = "reconstruct"
+    """Completions become a trajectory."""
+    EVALUATE = "evaluate"
+    """The trajectory and the runtime get a verdict."""
+
+
+class State(StrEnum):
+    """How a session is doing there."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+
+STAGES: tuple[Stage, ...] = tuple(Stage)
+OPEN = frozenset({State.QUEUED, State.RUNNING})
+ENDED = frozenset({State.COMPLETED, State.FAILED, State.TIMED_OUT, State.CANCELLED})
+BEFORE_RECONSTRUCT = (Stage.PREWARM, Stage.EXECUTE)
+
+
+class TaskState(StrEnum):
+    """How a task is doing."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+def next_stage(stage: str) -> Stage | None:
+    """The stage after this one; None after the last."""
+    place = STAGES.index(Stage(stage)) + 1
+    return STAGES[place] if place < len(STAGES) else None
+
+
+# ── opening ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def submit(db: Session, request: TaskRequest) -> Task:
+    """Persist a task and its sessions, queued. Raises ConflictError while a task of that name runs."""
+    holder = db.scalar(select(Task).where(Task.task_id == request.task_id, Task.current).with_for_update())
+    if holder is not None:
+        if holder.state == TaskState.RUNNING:
+            raise ConflictError(f"task_id {request.task_id!r} is still running", code="task_running")
+        holder.current = False
+        db.flush()  # the partial unique index must see the old row step down before the new one enters
+    task = Task(
+        task_id=request.task_id,
+        state=TaskState.RUNNING,
+        spec=request.model_dump(mode="json"),
+        priority=request.dispatch_priority,
+        num_samples=request.num_samples,
+    )
+    db.add(task)
+    db.flush()  # the bulk insert below needs the row it refers to
+    ids = [f"ses-{uuid.uuid4().hex}" for _ in range(request.num_samples)]
+    common = {"task_pk": task.id, "stage": Stage.PREWARM, "state": State.QUEUED, "priority": task.priority}
+    db.execute(insert(RolloutSession), [{"id": sid, "number": n, **common} for n, sid in enumerate(ids)])
+    event = {"move": "open", "stage": Stage.PREWARM, "state": State.QUEUED, "attempt": 1}
+    db.execute(insert(SessionEvent), [{"session_id": sid, **event} for sid in ids])
+    return task
+
+
+PLACE = text(
+    """
+    WITH busy AS (
+        SELECT task_pk, count(*) AS held FROM sessions
+        WHERE ended_at IS NULL AND lane IS NOT NULL GROUP BY task_pk
+    ), ranked AS (
+        SELECT s.id, s.priority, s.queued_at,
+               coalesce(b.held, 0) + row_number() OVER (PARTITION BY s.task_pk ORDER BY s.number) AS share
+        FROM sessions s JOIN tasks t ON t.id = s.task_pk LEFT JOIN busy b ON b.task_pk = s.task_pk
+        WHERE s.lane IS NULL AND s.stage = :stage AND s.state = :state
+          AND (t.spec -> 'lanes' = 'null'::jsonb OR t.spec -> 'lanes' ? :lane)
+    )
+    SELECT s.id FROM sessions s JOIN ranked r ON r.id = s.id
+    WHERE s.lane IS NULL AND s.state = :state
+    ORDER BY r.priority DESC, r.share, r.queued_at LIMIT :room FOR UPDATE OF s SKIP LOCKED
+    """
+)
+
+
+def place(db: Session, lane_name: str) -> list[str]:
+    """Pin the best queued sessions to a lane that has room; their ids, best first.
+
+    Higher priority, then fair shares between tasks, then oldest. The lane's row lock makes room exact."""
+    lane = db.scalar(select(Lane).where(Lane.name == lane_name).with_for_update())
+    if lane is None or db.scalar(select(Node.draining).where(Node.id == lane.node_id)):
+        return []
+    held = db.scalar(
+        select(func.count())
+        .select_from(RolloutSession)
+        .where(
+            RolloutSession.lane == lane_name,
+            RolloutSession.ended_at.is_(None),
+            RolloutSession.stage.in_(BEFORE_RECONSTRUCT),
+        )
+    )
+    room = lane.max_execute + lane.ready_buffer - (held or 0)
+    if room <= 0:
+        return []
+    found = db.execute(
+        PLACE, {"stage": Stage.PREWARM, "state": State.QUEUED, "lane": lane_name, "room": room}
+    ).scalars()
+    ids = list(found)
+    if ids:
+        db.execute(
+            update(RolloutSession)
+            .where(RolloutSession.id.in_(ids))
+            .values(lane=lane_name, node_id=lane.node_id, woken_at=now())
+        )
+        _record(db, ids, "place", Stage.PREWARM, State.QUEUED, note={"lane": lane_name})
+    return ids
+
+
+# ── moves ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def claim(db: Session, session_id: str, stage: Stage, worker: str) -> RolloutSession | None:
+    """queued → running with a lease; None if the message was stale or the lane has no room to execute."""
+    session = db.scalar(select(RolloutSession).where(RolloutSession.id == session_id).with_for_update(skip_locked=True))
+    if session is None or (session.stage, session.state) != (stage, State.QUEUED):
+        return None
+    if stage is Stage.EXECUTE and not _room_to_execute(db, session.lane):
+        return None
+    moment = now()
+    if session.deadline_at is None:
+        session.deadline_at = moment + timedelta(seconds=session.task.spec["timeout_seconds"])
+    if session.deadline_at <= moment and stage is not Stage.RECONSTRUCT:  # what was captured is kept, also late
+        _end(db, session, State.TIMED_OUT, "time_out", _out_of_time(session))
+        return None
+    timing = dict(session.timing.get(stage, {}))
+    timing["queued_ms"] = timing.get("queued_ms", 0) + _ms(session.queued_at, moment)
+    values: dict[str, Any] = {
+        "state": State.RUNNING,
+        "worker": worker,
+        "claimed_at": moment,
+        "lease_until": moment + timedelta(seconds=LEASE_SECONDS),
+        "deadline_at": session.deadline_at,
+        "timing": {**session.timing, stage: timing},
+    }
+    if stage is Stage.EXECUTE:
+        values["execute_attempt"] = session.attempt
+    _guarded(db, session, values)
+    _record(db, [session.id], "claim", stage, State.RUNNING, attempt=session.attempt, worker=worker)
+    return session
+
+
+def advance(db: Session, session: RolloutSession, **values: Any) -> Stage | None:
+    """running → queued in the next stage (returned), or completed. `values` are other columns to set."""
+    following = next_stage(session.stage)
+    if following is None:
+        _end(db, session, State.COMPLETED, "advance", None, **values)
+        return None
+    moment = now()
+    left, worker = session.stage, session.worker
+    values |= {"timing": _timing_after_run(session, moment), "queued_at": moment, "woken_at": moment}
+    values |= {"stage": following, "state": State.QUEUED, "stage_attempts": 1, "lease_until": None, "worker": None}
+    _guarded(db, session, values)
+    _record(db, [session.id], "advance", following, State.QUEUED, session.attempt, worker, {"from": left})
+    return following
+
+
+def retry(db: Session, session: RolloutSession, error: SessionError) -> None:
+    """running → queued in the same stage, attempt + 1; fails instead when the attempts are used up."""
+    if session.stage_attempts >= MAX_STAGE_ATTEMPTS:
+        fail(db, session, error)
+        return
+    moment = now()
+    worker, note = session.worker, describe(session, error)
+    values: dict[str, Any] = {"timing": _timing_after_run(session, moment), "queued_at": moment, "woken_at": moment}
+    values |= {"state": State.QUEUED, "lease_until": None, "worker": None, "key_hash": None}
+    values |= {"attempt": session.attempt + 1, "stage_attempts": session.stage_attempts + 1}
+    _guarded(db, session, values)
+    _record(db, [session.id], "retry", session.stage, State.QUEUED, session.attempt, worker, note)
+
+
+def fail(db: Session, session: RolloutSession, error: SessionError, **values: Any) -> None:
+    """running → failed."""
+    _end(db, session, State.FAILED, "fail", describe(session, error), **values)
+
+
+def time_out(db: Session, session: RolloutSession, **values: Any) -> None:
+    """queued or running → timed_out."""
+    _end(db, session, State.TIMED_OUT, "time_out", _out_of_time(session), **values)
+
+
+def cancel(db: Session, session: RolloutSession, reason: str = "cancelled on request") -> bool:
+    """queued or running → cancelled; False if it had ended already."""
+    db.refresh(session, with_for_update=True)
+    if session.state not in OPEN:
+        return False
+    error = {"stage": session.stage, "blame": "cancelled", "code": "cancelled", "message": reason}
+    _end(db, session, State.CANCELLED, "cancel", error)
+    return True
+
+
+def cancel_task(db: Session, task_id: str) -> Task:
+    """Cancel every open session of the current task of that name; idempotent. Raises NotFoundError."""
+    task = db.scalar(select(Task).where(Task.task_id == task_id, Task.current).with_for_update())
+    if task is None:
+        raise NotFoundError(f"no task {task_id!r}")
+    if task.state == TaskState.RUNNING:
+        task.state = TaskState.CANCELLED
+        for session in task.sessions:
+            cancel(db, session)
+        _settle(db, task)
+    return task
+
+
+# ── leases ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def renew(db: Session, held: Iterable[tuple[str, int]]) -> set[str]:
+    """Extend the leases of (session id, attempt) pairs; the ids that are still held."""
+    kept = set()
+    until = now() + timedelta(seconds=LEASE_SECONDS)
+    for session_id, attempt in held:
+        matched = _rowcount(
+            db.execute(
+                update(RolloutSession)
+                .where(
+                    RolloutSession.id == session_id,
+                    RolloutSession.attempt == attempt,
+                    RolloutSession.state == State.RUNNING,
+                )
+                .values(lease_until=until)
+            )
+        )
+        if matched:
+            kept.add(session_id)
+    return kept
+
+
+def expired(db: Session) -> list[RolloutSession]:
+    """Running sessions whose worker stopped renewing, locked for the caller."""
+    return list(
+        db.scalars(
+            select(RolloutSession)
+            .where(RolloutSession.state == State.RUNNING, RolloutSession.lease_until < now())
+            .with_for_update(skip_locked=True)
+            .limit(200)
+        )
+    )
+
+
+def overdue(db: Session) -> list[RolloutSession]:
+    """Queued sessions past their deadline, locked for the caller. Running ones are their worker's to end."""
+    return list(
+        db.scalars(
+            select(RolloutSession)
+            .where(
+                RolloutSession.state == State.QUEUED,
+                RolloutSession.stage != Stage.RECONSTRUCT,
+                RolloutSession.deadline_at < now(),
+            )
+            .with_for_update(skip_locked=True)
+            .limit(200)
+        )
+    )
+
+
+def unwoken(db: Session) -> list[RolloutSession]:
+    """Placed, queued sessions whose last wake-up is old: marked woken now, for the caller to send."""
+    before = now() - timedelta(seconds=REWAKE_SECONDS)
+    sessions = list(
+        db.scalars(
+            select(RolloutSession)
+            .where(
+                RolloutSession.state == State.QUEUED,
+                RolloutSession.lane.is_not(None),
+                RolloutSession.woken_at < before,
+            )
+            .order_by(RolloutSession.priority.desc(), RolloutSession.queued_at)
+            .with_for_update(skip_locked=True)
+            .limit(500)
+        )
+    )
+    for session in sessions:
+        session.woken_at = now()
+    return sessions
+
+
+def unplace_dead_lanes(db: Session) -> int:
+    """Sessions still queued in prewarm on a lane that stopped beating go back to the pool; how many."""
+    before = now() - timedelta(seconds=LANE_ALIVE_SECONDS)
+    dead = select(Lane.name).where(Lane.heartbeat_at < before)
+    return _rowcount(
+        db.execute(
+            update(RolloutSession)
+            .where(
+                RolloutSession.state == State.QUEUED,
+                RolloutSession.stage == Stage.PREWARM,
+                RolloutSession.lane.in_(dead),
+                RolloutSession.runtimes == {},
+            )
+            .values(lane=None, node_id=None)
+        )
+    )
+
+
+def waiting_to_execute(db: Session, lane: str, limit: int = 1) -> Sequence[str]:
+    """Sessions of this lane that are ready and only lack room, best first."""
+    return db.scalars(
+        select(RolloutSession.id)
+        .where(RolloutSession.lane == lane, RolloutSession.stage == Stage.EXECUTE, RolloutSession.state == State.QUEUED)
+        .order_by(RolloutSession.priority.desc(), RolloutSession.queued_at)
+        .limit(limit)
+    ).all()
+
+
+def held_row(db: Session, session: RolloutSession) -> RolloutSession:
+    """The row, locked, if the holder of `session` still holds it. Raises LostLeaseError."""
+    row = db.scalar(
+        select(RolloutSession)
+        .where(
+            RolloutSession.id == session.id,
+            RolloutSession.attempt == session.attempt,
+            RolloutSession.stage == session.stage,
+            RolloutSession.state == State.RUNNING,
+        )
+        .with_for_update()
+    )
+    if row is None:
+        raise LostLeaseError(f"session {session.id} was moved by someone else")
+    return row
+
+
+# ── inside ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def describe(session: RolloutSession, error: SessionError) -> dict[str, Any]:
+    """A failure as it is stored and shown."""
+    return {"stage": session.stage, "blame": error.blame, "code": error.code, "message": error.message, **error.detail}
+
+
+def _out_of_time(session: RolloutSession) -> dict[str, Any]:
+    seconds = session.task.spec["timeout_seconds"]
+    message = f"the session's budget of {seconds:g} s ran out in {session.stage}"
+    return {"stage": session.stage, "blame": "budget", "code": "session_timeout", "message": message}
+
+
+def _room_to_execute(db: Session, lane_name: str | None) -> bool:
+    lane = db.scalar(select(Lane).where(Lane.name == lane_name).with_for_update())
+    if lane is None:
+        return True
+    running = db.scalar(
+        select(func.count())
+        .select_from(RolloutSession)
+        .where(
+            RolloutSession.lane == lane_name,
+            RolloutSession.stage == Stage.EXECUTE,
+            RolloutSession.state == State.RUNNING,
+        )
+    )
+    return (running or 0) < lane.max_execute
+
+
+def _guarded(db: Session, session: RolloutSession, values: dict[str, Any]) -> None:
+    matched = _rowcount(
+        db.execute(
+            update(RolloutSession)
+            .where(
+                RolloutSession.id == session.id,
+                RolloutSession.stage == session.stage,
+                RolloutSession.state == session.state,
+                RolloutSession.attempt == session.attempt,
+            )
+            .values(**values)
+            .execution_options(synchronize_session=False)
+        )
+    )
+    if matched != 1:
+        raise LostLeaseError(f"session {session.id} was moved by someone else")
+    db.refresh(session)
+
+
+def _end(
+    db: Session, session: RolloutSession, state: State, move: str, error: dict[str, Any] | None, **values: Any
+) -> None:
+    # Two last sessions that end at once must not each see the other still open: the task's row serialises them.
+    task = db.scalars(select(Task).where(Task.id == session.task_pk).with_for_update()).one()
+    moment = now()
+    worker = session.worker
+    if session.state == State.RUNNING:
+        values["timing"] = _timing_after_run(session, moment)
+    values |= {"state": state, "error": error, "ended_at": moment}
+    values |= {"lease_until": None, "worker": None, "key_hash": None}
+    _guarded(db, session, values)
+    _record(db, [session.id], move, session.stage, state, session.attempt, worker, error or {})
+    _settle(db, task)
+
+
+def _settle(db: Session, task: Task) -> None:
+    task.updated_at = now()
+    if task.ended_at is not None:
+        return
+    rows = db.execute(
+        select(RolloutSession.state, func.count())
+        .where(RolloutSession.task_pk == task.id)
+        .group_by(RolloutSession.state)
+    )
+    counts = {state: count for state, count in rows}
+    if any(counts.get(state, 0) for state in OPEN):
+        return
+    task.ended_at = now()
+    if task.state == TaskState.RUNNING:
+        done = counts.get(State.COMPLETED, 0) > 0
+        task.state = TaskState.COMPLETED if done else TaskState.FAILED
+    if task.spec.get("callback_url"):
+        db.add(Delivery(task_pk=task.id, url=task.spec["callback_url"]))
+
+
+def _timing_after_run(session: RolloutSession, moment: datetime) -> dict[str, Any]:
+    timing = dict(session.timing.get(session.stage, {}))
+    timing["run_ms"] = timing.get("run_ms", 0) + _ms(session.claimed_at or moment, moment)
+    return {**session.timing, session.stage: timing}
+
+
+def _record(
+    db: Session,
+    ids: Sequence[str],
+    move: str,
+    stage: str,
+    state: State,
+    attempt: int = 1,
+    worker: str | None = None,
+    note: dict[str, Any] | None = None,
+) -> None:
+    row = {"move": move, "stage": stage, "state": state, "attempt": attempt, "worker": worker, "note": note or {}}
+    db.execute(insert(SessionEvent), [{"session_id": session_id, **row} for session_id in ids])
+
+
+def _ms(start: datetime, end: datetime) -> int:
+    return max(0, round((end - start).total_seconds() * 1000))
+
+
+def _rowcount(result: Any) -> int:
+    assert isinstance(result, CursorResult)
+    return result.rowcount

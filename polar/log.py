@@ -1,0 +1,29 @@
+"""Logging: one line per stage, readable on a terminal, with task, session, stage and lane as fields.
+
+Configured once per process, by the process. Modules only ask for a logger.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+FORMAT = "%(asctime)s %(levelname)-7s %(name)s  %(message)s"
+
+
+def configure(level: str = "INFO") -> None:
+    """Send records of this process to stderr; a second call changes only the level."""
+    root = logging.getLogger()
+    root.setLevel(level.upper())
+    if not any(isinstance(handler, logging.StreamHandler) for handler in root.handlers):
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
+        root.addHandler(handler)
+    for chatty in ("httpx", "httpcore", "kombu", "amqp", "celery.redirected", "alembic.runtime.migration"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def line(event: str, **fields: Any) -> str:
+    """`event key=value …`, the house form of a log line."""
+    return " ".join([event, *(f"{key}={value}" for key, value in fields.items() if value is not None)])

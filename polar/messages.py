@@ -1,0 +1,146 @@
+"""The inside language: what any dialect's request and answer become between the wire and the tokens.
+
+Plain values without I/O. Dialects translate to and from these; renderers turn them into token ids;
+the ledger compares them. What a dialect did not understand is kept in the record of the request, not here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import orjson
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool by the model."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text of the arguments as the model wrote it, or as the harness echoed it."""
+
+    def canonical(self) -> tuple[str, str]:
+        """Name and arguments with key order and spacing removed: harnesses re-serialise what we served."""
+        try:
+            arguments = orjson.dumps(orjson.loads(self.arguments or "{}"), option=orjson.OPT_SORT_KEYS).decode()
+        except orjson.JSONDecodeError:
+            arguments = self.arguments.strip()
+        return self.name, arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def canonical(self) -> bytes:
+        """What must be equal for two messages to be the same message.
+
+        Reasoning and tool-call ids are left out: harnesses drop the one and rewrite the other, and neither
+        changes what a template prints for a message that was not sampled."""
+        calls = [call.canonical() for call in self.tool_calls]
+        return orjson.dumps([self.role, self.content.strip(), calls])
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool offered to the model."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    raw: dict[str, Any] = field(default_factory=dict)
+    """The function object as the harness sent it, key order included: templates print it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next tokens are drawn. None means: the engine's own default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def override(self, task: dict[str, Any]) -> Sampling:
+        """The task's sampling spec wins, so that data is on-policy; limits only ever get tighter."""
+        chosen = {key: value for key, value in task.items() if value is not None}
+        cap = chosen.pop("max_tokens", None)
+        merged = replace(self, **chosen)
+        if cap is not None:
+            merged = replace(merged, max_tokens=min(cap, merged.max_tokens or cap))
+        return merged
+
+    def asked(self) -> dict[str, Any]:
+        """Only what was set, for the record."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in values.items() if value not in (None, ())}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A harness's model call, parsed."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    sampling: Sampling = Sampling()
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    want_logprobs: bool = False
+    marks: tuple[str, ...] = ()
+    """What this request asks that cannot be honoured in full, one word each; kept on the completion."""
+
+    def fingerprint(self) -> bytes:
+        """Hash of everything before the first message: a change here is another conversation."""
+        head = [[t.raw or [t.name, t.description, t.parameters] for t in self.tools], self.tool_choice == "none"]
+        return hashlib.sha256(orjson.dumps(head)).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes back to the harness: the parsed output with its accounting."""
+
+    id: str
+    model: str
+    message: Message
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    created: int
+    token_texts: tuple[str, ...] = ()
+    logprobs: tuple[float, ...] = ()
+
+
+def chain_step(digest: bytes, message: Message) -> bytes:
+    """The name of a conversation that `message` extends; 16 bytes."""
+    return hashlib.sha256(digest + message.canonical()).digest()[:16]
+
+
+def hash_chain(fingerprint: bytes, messages: tuple[Message, ...]) -> list[bytes]:
+    """`chain[i]` names the conversation up to and including message i; one pass, 16 bytes each."""
+    chain, digest = [], fingerprint
+    for message in messages:
+        digest = chain_step(digest, message)
+        chain.append(digest)
+    return chain

@@ -1,0 +1,256 @@
+"""The tables. Columns and keys only: who may change what is `lifecycle`'s affair.
+
+Token ids are little-endian int32 in bytea, log-probabilities float32: numpy reads them without a copy.
+Times are UTC. Texts of requests and answers are zstd-compressed JSON.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, DateTime, ForeignKey, Identity, Index, LargeBinary, Text, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+
+def now() -> datetime:
+    """The clock of every row, in UTC."""
+    return datetime.now(UTC)
+
+
+class Model(DeclarativeBase):
+    type_annotation_map = {
+        str: Text(),
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB(),
+        list[Any]: JSONB(),
+        bytes: LargeBinary(),
+    }
+
+
+class Task(Model):
+    """What a trainer asked for. `task_id` is the trainer's name; a finished name may be used again."""
+
+    __tablename__ = "tasks"
+    __table_args__ = (
+        Index("tasks_current_name", "task_id", unique=True, postgresql_where=text("current")),
+        Index("tasks_recent", "created_at"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
+    task_id: Mapped[str]
+    current: Mapped[bool] = mapped_column(default=True)
+    """False once a later task took the same name."""
+    state: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    priority: Mapped[int] = mapped_column(default=0)
+    num_samples: Mapped[int]
+    error: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    updated_at: Mapped[datetime] = mapped_column(default=now)
+    ended_at: Mapped[datetime | None]
+    sessions: Mapped[list[RolloutSession]] = relationship(back_populates="task", order_by="RolloutSession.number")
+
+
+class RolloutSession(Model):
+    """One attempt at a task. `stage` says where, `state` says how."""
+
+    __tablename__ = "sessions"
+    __table_args__ = (
+        Index("sessions_of_task", "task_pk", "number"),
+        Index("sessions_open", "stage", "state", "lane", postgresql_where=text("ended_at IS NULL")),
+        Index("sessions_key", "key_hash", unique=True, postgresql_where=text("key_hash IS NOT NULL")),
+        Index("sessions_leftover", "node_id", postgresql_where=text("runtimes <> '{}'::jsonb")),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    task_pk: Mapped[uuid.UUID] = mapped_column(ForeignKey("tasks.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    """0-based place among the task's sessions."""
+    stage: Mapped[str]
+    state: Mapped[str]
+    priority: Mapped[int] = mapped_column(default=0)
+    attempt: Mapped[int] = mapped_column(default=1)
+    """The fence: goes up with each retry; a write that names an older one matches no row."""
+    stage_attempts: Mapped[int] = mapped_column(default=1)
+    execute_attempt: Mapped[int | None]
+    """Whose completions count: the attempt that ran the agent last."""
+    lane: Mapped[str | None]
+    node_id: Mapped[str | None]
+    worker: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    woken_at: Mapped[datetime | None]
+    queued_at: Mapped[datetime] = mapped_column(default=now)
+    claimed_at: Mapped[datetime | None]
+    deadline_at: Mapped[datetime | None]
+    key_hash: Mapped[bytes | None]
+    """SHA-256 of the proxy key of the attempt that is executing; None when no agent may call."""
+    runtimes: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """Handles of what must be removed when the session ends: {"agent": {...}, "evaluator": {...}}."""
+    agent_exit: Mapped[dict[str, Any] | None]
+    """How execute went: {state, exit_code, error, ...}."""
+    verdict: Mapped[dict[str, Any] | None]
+    error: Mapped[dict[str, Any] | None]
+    """{stage, blame, code, message} of what ended the session."""
+    reward: Mapped[float | None]
+    turns: Mapped[int] = mapped_column(default=0)
+    sampled_tokens: Mapped[int] = mapped_column(default=0)
+    timing: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """Milliseconds: {stage: {"queued_ms": …, "run_ms": …}}."""
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    ended_at: Mapped[datetime | None]
+    task: Mapped[Task] = relationship(back_populates="sessions")
+
+
+class SessionEvent(Model):
+    """One move, never changed: the session's story in order."""
+
+    __tablename__ = "session_events"
+    __table_args__ = (Index("events_of_session", "session_id", "id"),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
+    at: Mapped[datetime] = mapped_column(default=now)
+    move: Mapped[str]
+    stage: Mapped[str]
+    state: Mapped[str]
+    attempt: Mapped[int]
+    worker: Mapped[str | None]
+    note: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Completion(Model):
+    """One captured model call. Prompt ids = the parent's prompt and output ids + `suffix_ids`."""
+
+    __tablename__ = "completions"
+    __table_args__ = (Index("completions_of_session", "session_id", "attempt", "seq"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, Identity())
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
+    attempt: Mapped[int]
+    outcome: Mapped[str]
+    """asked, answered, aborted or failed; `asked` is written before the engine is called."""
+    parent_id: Mapped[str | None]
+    parent_reason: Mapped[str]
+    dialect: Mapped[str]
+    role: Mapped[str] = mapped_column(default="main")
+    model_requested: Mapped[str]
+    model_used: Mapped[str | None]
+    request: Mapped[bytes]
+    answer: Mapped[bytes | None]
+    parsed: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """Asked sampling, marks, and the served assistant message: what builders read."""
+    chain_hash: Mapped[bytes | None]
+    """Names the conversation including the served answer; the ledger finds parents by it."""
+    context_len: Mapped[int] = mapped_column(default=0)
+    """Messages in the request."""
+    prompt_len: Mapped[int] = mapped_column(default=0)
+    suffix_ids: Mapped[bytes] = mapped_column(default=b"")
+    output_ids: Mapped[bytes] = mapped_column(default=b"")
+    logprobs: Mapped[bytes | None]
+    finish_reason: Mapped[str | None]
+    policy_versions: Mapped[list[Any]] = mapped_column(default=list)
+    """Spans over the output: [{"version": …, "start": …, "end": …}]."""
+    prompt_verified: Mapped[bool | None]
+    """Whether the engine saw exactly these prompt ids; None where it does not say."""
+    flags: Mapped[list[Any]] = mapped_column(default=list)
+    engine: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    error: Mapped[dict[str, Any] | None]
+    requested_at: Mapped[datetime] = mapped_column(default=now)
+    finished_at: Mapped[datetime | None]
+    delivered: Mapped[bool] = mapped_column(default=False)
+
+
+class TrajectoryRow(Model):
+    """A session's completions, put together."""
+
+    __tablename__ = "trajectories"
+
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True)
+    attempt: Mapped[int]
+    builder: Mapped[str]
+    meta: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    error: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class TraceRow(Model):
+    """One token stream of a trajectory."""
+
+    __tablename__ = "traces"
+
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    prompt_ids: Mapped[bytes]
+    response_ids: Mapped[bytes]
+    loss_mask: Mapped[bytes]
+    """One byte a token, 1 = sampled."""
+    logprobs: Mapped[bytes | None]
+    reward: Mapped[float | None]
+    weight: Mapped[float] = mapped_column(default=1.0)
+    trainable: Mapped[bool] = mapped_column(default=False)
+    fidelity: Mapped[str]
+    certificate: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    body: Mapped[bytes]
+    """prompt_messages, response_messages, tools, finish_reason, metadata."""
+
+
+class Node(Model):
+    """A machine with a proxy and workers."""
+
+    __tablename__ = "nodes"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    gateway_url: Mapped[str]
+    draining: Mapped[bool] = mapped_column(default=False)
+    heartbeat_at: Mapped[datetime] = mapped_column(default=now)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class Lane(Model):
+    """A GPU-pinned queue of a node with the engine it talks to."""
+
+    __tablename__ = "lanes"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id", ondelete="CASCADE"))
+    engine: Mapped[dict[str, Any]]
+    """The lane's entry of the topology."""
+    max_execute: Mapped[int]
+    ready_buffer: Mapped[int]
+    max_evaluate: Mapped[int] = mapped_column(default=4)
+    passport: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    heartbeat_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class ApiKey(Model):
+    """A key of the REST API and the pages; only its hash is kept."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
+    name: Mapped[str]
+    key_hash: Mapped[bytes] = mapped_column(unique=True)
+    scopes: Mapped[list[Any]]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    revoked_at: Mapped[datetime | None]
+
+
+class Delivery(Model):
+    """A webhook that is owed: kept until acknowledged or expired."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (Index("deliveries_due", "next_at", postgresql_where=text("ended_at IS NULL")),)
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
+    task_pk: Mapped[uuid.UUID] = mapped_column(ForeignKey("tasks.id", ondelete="CASCADE"))
+    url: Mapped[str]
+    attempts: Mapped[int] = mapped_column(default=0)
+    next_at: Mapped[datetime] = mapped_column(default=now)
+    acknowledged: Mapped[bool] = mapped_column(default=False)
+    last_error: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    ended_at: Mapped[datetime | None]

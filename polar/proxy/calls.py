@@ -1,0 +1,222 @@
+"""One model call, from a parsed request to a recorded answer.
+
+place in the ledger → record the intent → engine → parse → mint ids → record → answer. Each step is somebody
+else's; this file is their order. HTTP is `app`'s and `relay`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from polar.engines.base import Generation
+from polar.errors import EngineError, LostLeaseError, SessionError
+from polar.log import line
+from polar.messages import Answer
+from polar.models import now
+from polar.proxy import rows
+from polar.proxy.answering import read_answer
+from polar.proxy.flights import Flight, Flights, new_completion_id
+from polar.proxy.ledger import Ledger, Place, as_ids, make_node
+from polar.proxy.ledgers import Ledgers
+from polar.proxy.limits import Limits
+from polar.proxy.pool import EnginePool
+from polar.proxy.prepare import aside, offered, prepare, refuse_overflow, seconds_left, within_budget
+from polar.proxy.recorder import Fence, Recorder
+from polar.proxy.rows import Prepared
+from polar.proxy.sampling import EngineCall, HungUpError, patiently
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One of a call's `n` samples on its way into the record."""
+
+    flight: Flight
+    ledger: Ledger
+    place: Place
+    id: str
+    started: float
+    prepared: Prepared | None = None
+    """None: the call got no further than its lane's engine."""
+
+
+class ModelCalls:
+    """All calls of this process."""
+
+    def __init__(self, pool: EnginePool, ledgers: Ledgers, recorder: Recorder, limits: Limits) -> None:
+        self.pool = pool
+        self.flights = Flights(self._run)
+        self._ledgers = ledgers
+        self._recorder = recorder
+        self._limits = limits
+
+    def delivered(self, flight: Flight) -> None:
+        """The client has the whole answer."""
+        caller = flight.asked.caller
+        for answer in flight.task.result():
+            self._ledgers.delivered(caller.id, caller.attempt, answer.id)
+            self._recorder.delivered(answer.id)
+
+    async def _run(self, flight: Flight) -> list[Answer]:
+        asked, caller, started = flight.asked, flight.asked.caller, time.monotonic()
+        ledger = await self._ledgers.open(caller.id, caller.attempt)
+        if asked.request.n == 1 and (recorded := await self._undelivered(ledger, flight)) is not None:
+            return [recorded]
+        within_budget(caller)
+        place = ledger.place(asked.request)
+        twin = replace(place, flags=(*place.flags, "sibling"))
+        samples = [Sample(flight, ledger, place, flight.id, started)]
+        samples += [Sample(flight, ledger, twin, new_completion_id(), started) for _ in range(asked.request.n - 1)]
+        body = await aside(len(asked.raw) >= self._limits.aside_bytes, lambda: rows.packed(asked.raw, asked.secret))
+        problem: Exception | None = None
+        try:
+            retry = seconds_left(caller, self._limits.retry)
+            link = await patiently(lambda: self.pool.link(caller.lane, caller.engine), flight.hangup, retry)
+            prepared = await prepare(asked, link, ledger, place, self._limits)
+            samples = [replace(sample, prepared=prepared) for sample in samples]
+        except (SessionError, HungUpError) as error:
+            problem = error
+        await self._recorder.intend(
+            [rows.intent(asked, s.id, body, s.place, s.prepared, flight.body_hash) for s in samples]
+        )
+        outcomes = await asyncio.gather(*(self._sample(s, problem) for s in samples), return_exceptions=True)
+        answers = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            answers.append(outcome)
+        return answers
+
+    async def _undelivered(self, ledger: Ledger, flight: Flight) -> Answer | None:
+        """The answer to this very body that is recorded and that no client holds."""
+        for node in list(ledger.undelivered(flight.body_hash)):
+            row = await self._ledgers.recorded(node.id)
+            if not row.delivered and (now() - row.finished_at).total_seconds() < self._limits.deliver_grace:
+                # Another process may have just sent it, with the note of that still on its way.
+                await asyncio.sleep(self._limits.deliver_grace)
+                row = await self._ledgers.recorded(node.id)
+            node.delivered |= row.delivered
+            if not node.delivered:
+                return rows.answer_of(row, node.id, flight.asked.request.model, node.prompt_len)
+        return None
+
+    async def _sample(self, sample: Sample, problem: Exception | None) -> Answer:
+        """Ask the engine, record how it went, and only then return."""
+        call = None
+        try:
+            if problem is not None:
+                raise problem
+            assert sample.prepared is not None
+            refuse_overflow(sample.prepared)
+            call = self._engine_call(sample, sample.prepared)
+            retry = seconds_left(sample.flight.asked.caller, self._limits.retry)
+            generation = await patiently(call.once, sample.flight.hangup, retry)
+        except HungUpError as gone:
+            await self._settle(sample, "aborted", call, gone.partial)
+            raise
+        except SessionError as error:
+            await self._settle(sample, "failed", call, None, {"error": rows.failure(error)})
+            raise
+        if generation.finish_reason == "abort":
+            reason = f"the engine aborted the call: {generation.detail or 'it did not say why'}"
+            aborted = EngineError(reason, code="engine_aborted", status=503)
+            await self._settle(sample, "aborted", call, generation, {"error": rows.failure(aborted)})
+            raise aborted
+        return await self._answer(sample, sample.prepared, call, generation)
+
+    def _engine_call(self, sample: Sample, prepared: Prepared) -> EngineCall:
+        asked, link = sample.flight.asked, prepared.link
+        heard: Callable[[list[int]], None] | None = None
+        # A stop string may be cut off the end of the text, so nothing is shown before the whole is known.
+        if asked.request.stream and not prepared.sampling.stop:
+            pieces = link.renderer.pieces(offered(asked.request))
+
+            def heard(ids: list[int]) -> None:
+                sample.flight.show(pieces.feed(ids))
+
+        return EngineCall(
+            link.engine,
+            prepared.prompt,
+            prepared.sampling,
+            request_id=sample.id,
+            hangup=sample.flight.hangup,
+            timeout=seconds_left(asked.caller, link.spec.timeout_seconds),
+            abort_grace=self._limits.abort_grace,
+            heard=heard,
+        )
+
+    async def _answer(self, sample: Sample, prepared: Prepared, call: EngineCall, generation: Generation) -> Answer:
+        asked, place = sample.flight.asked, sample.place
+        prompt_len = len(prepared.prompt)
+        answer, flags = read_answer(generation, asked.request, prepared.link.renderer, sample.id, prompt_len)
+        node = make_node(
+            sample.id,
+            place,
+            answer.message,
+            prompt_len=prompt_len,
+            suffix_ids=prepared.suffix,
+            output_ids=as_ids(generation.output_ids),
+            body_hash=sample.flight.body_hash,
+        )
+        parsed = rows.described(asked.request, prepared, place, sample.flight.body_hash, node)
+        body = rows.packed(orjson.dumps(asked.dialect.answer(asked.request, [answer])), asked.secret)
+        values = {
+            "answer": body,
+            "parsed": {**parsed, "message": rows.served(answer.message, asked.secret)},
+            "chain_hash": node.chain_hash,
+            "flags": [*place.flags, *flags],
+        }
+        if not await self._settle(sample, "answered", call, generation, values, turns=1):
+            raise LostLeaseError("this session has ended")
+        sample.ledger.add(node)
+        return answer
+
+    async def _settle(
+        self,
+        sample: Sample,
+        outcome: str,
+        call: EngineCall | None,
+        generation: Generation | None,
+        values: dict[str, Any] | None = None,
+        *,
+        turns: int = 0,
+    ) -> bool:
+        """Commit the end of a call, and say it in one line of the log."""
+        flight, prepared, caller = sample.flight, sample.prepared, sample.flight.asked.caller
+        tokens = len(generation.output_ids) if generation else 0
+        ms = round((time.monotonic() - sample.started) * 1000)
+        columns: dict[str, Any] = {
+            "outcome": outcome,
+            "parsed": rows.described(flight.asked.request, prepared, sample.place, flight.body_hash),
+            "flags": list(sample.place.flags),
+            "engine": rows.engine(prepared, generation, call.tries if call else 0, ms),
+            "model_used": prepared.link.passport.model if prepared else None,
+            "finished_at": now(),
+            **rows.sampled(generation),
+            **(values or {}),
+        }
+        fence = Fence(caller.id, caller.attempt, caller.key_hash)
+        counts = await self._recorder.settle(fence, sample.id, columns, turns=turns, tokens=tokens)
+        error = columns.get("error") or {}
+        logger.info(
+            line(
+                f"call {outcome if counts or outcome != 'answered' else 'refused'}",
+                session=caller.id,
+                lane=caller.lane,
+                completion=sample.id,
+                place=sample.place.reason,
+                prompt=len(prepared.prompt) if prepared else None,
+                sampled=tokens,
+                ms=ms,
+                error=error.get("code"),
+            )
+        )
+        return counts

@@ -1,0 +1,233 @@
+"""The token ledger: which recorded call a new one continues, and the exact ids its prompt begins with.
+
+A session's answered calls form a forest, never changed, only added to. A request is walked once from its
+first message on; wherever an assistant message is one that we served in exactly this place, the walk stands on
+that call's node. The deepest such node is the parent: its ids are taken as they are, and only what follows is
+rendered. Holds no messages, only hashes, and does no I/O; `ledgers` fills it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from polar.errors import NodeError
+from polar.messages import Message, ModelRequest, Tool, chain_step
+from polar.renderers.base import Renderer
+
+Ids = npt.NDArray[np.int32]
+ANCHOR = re.compile(r"call_([0-9a-f]{24})_\d+")
+CACHED_PROMPTS = 4
+"""Whole prompts kept per session. Others are put together again from suffixes, so that memory grows with the
+session's tokens and not with the square of its turns."""
+
+
+def anchor(completion_id: str, index: int) -> str:
+    """The id minted for the index-th tool call of a completion: a harness must send it back."""
+    return f"call_{completion_id.rpartition('-')[2]}_{index}"
+
+
+def as_ids(data: bytes | list[int]) -> Ids:
+    """Token ids as stored, or as an engine or renderer gave them."""
+    return np.frombuffer(data, dtype="<i4") if isinstance(data, bytes) else np.asarray(data, dtype="<i4")
+
+
+@dataclass(slots=True)
+class Node:
+    """One answered call."""
+
+    id: str
+    parent_id: str | None
+    fingerprint: bytes
+    context_hash: bytes
+    """Names the conversation that was asked."""
+    chain_hash: bytes
+    """Names the conversation with the answer."""
+    served: bytes
+    """Hash of the answer alone."""
+    prompt_len: int
+    suffix_ids: Ids
+    output_ids: Ids
+    body_hash: bytes
+    delivered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request belongs."""
+
+    parent: Node | None
+    reason: str
+    """`anchor` or `exact`: it continues the parent. `edited`: it does, or begins anew, because what we served
+    stands in a history that changed. `tools_changed`, `no_match`, `root`: a new root."""
+    appended: int
+    """Index of the first message that the parent's ids do not cover."""
+    fingerprint: bytes
+    context_hash: bytes
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Walk:
+    """What one pass over the messages found."""
+
+    digest: bytes
+    parent: Node | None = None
+    by_anchor: bool = False
+    appended: int = 0
+    rewritten: bool = False
+    ours_outside: bool = False
+    """An answer of ours stands after the parent, in a place where we did not give it."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The forest of one attempt of one session."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    _by_anchor: dict[str, Node] = field(default_factory=dict)
+    _by_chain: dict[bytes, list[Node]] = field(default_factory=dict)
+    _contexts: set[bytes] = field(default_factory=set)
+    _served: set[bytes] = field(default_factory=set)
+    _fingerprints: set[bytes] = field(default_factory=set)
+    _prompts: OrderedDict[str, Ids] = field(default_factory=OrderedDict)
+
+    def add(self, node: Node) -> None:
+        """Take a recorded call in; a second time changes nothing."""
+        if node.id in self.nodes:
+            return
+        self.nodes[node.id] = node
+        self._by_anchor[node.id.rpartition("-")[2]] = node
+        self._by_chain.setdefault(node.chain_hash, []).append(node)
+        self._contexts.add(node.context_hash)
+        self._served.add(node.served)
+        self._fingerprints.add(node.fingerprint)
+
+    def place(self, request: ModelRequest) -> Place:
+        """Find the call that this one continues."""
+        fingerprint = request.fingerprint()
+        walk = self._walk(fingerprint, request.messages)
+        flags = ["rewritten"] if walk.rewritten else []
+        if walk.digest in self._contexts:
+            flags.append("sibling")
+        reason = self._reason(walk, fingerprint, request.messages)
+        return Place(walk.parent, reason, walk.appended, fingerprint, walk.digest, tuple(flags))
+
+    def prompt(
+        self, place: Place, messages: tuple[Message, ...], tools: tuple[Tool, ...], renderer: Renderer
+    ) -> tuple[Ids, Ids]:
+        """The parent's ids and what follows them; of a root, nothing and the whole prompt."""
+        if place.parent is None:
+            return as_ids([]), as_ids(renderer.render(messages, tools))
+        suffix = renderer.bridge(place.parent.output_ids.tolist(), messages[place.appended :])
+        return self.ids(place.parent), as_ids(suffix)
+
+    def ids(self, node: Node) -> Ids:
+        """Prompt and output of a call: what any continuation of it begins with."""
+        pieces: list[Ids] = []
+        step: Node | None = node
+        while step is not None and step.id not in self._prompts:
+            pieces += [step.output_ids, step.suffix_ids]
+            step = self._parent(step)
+        base = [] if step is None else [self._prompts[step.id]]
+        whole = np.concatenate([*base, *reversed(pieces)]) if pieces else self._prompts[node.id]
+        if len(whole) != node.prompt_len + len(node.output_ids):
+            raise NodeError(
+                f"completion {node.id} does not add up to its {node.prompt_len} prompt ids", retryable=False
+            )
+        self._prompts[node.id] = whole
+        self._prompts.move_to_end(node.id)
+        if len(self._prompts) > CACHED_PROMPTS:
+            self._prompts.popitem(last=False)
+        return whole
+
+    def undelivered(self, body_hash: bytes) -> Iterator[Node]:
+        """Recorded answers to this very body that no client is known to hold."""
+        return (node for node in self.nodes.values() if node.body_hash == body_hash and not node.delivered)
+
+    def _parent(self, node: Node) -> Node | None:
+        if node.parent_id is None:
+            return None
+        parent = self.nodes.get(node.parent_id)
+        if parent is None:
+            raise NodeError(f"completion {node.id} continues {node.parent_id}, which is not recorded", retryable=False)
+        return parent
+
+    def _walk(self, fingerprint: bytes, messages: tuple[Message, ...]) -> Walk:
+        walk = Walk(fingerprint)
+        node: Node | None
+        for index, message in enumerate(messages):
+            plain = chain_step(walk.digest, message)
+            if message.role != "assistant":
+                walk.digest = plain
+                continue
+            named = self._named(message)
+            # Everything before this message is what the node was asked with, so its id alone settles the match:
+            # harnesses re-serialise arguments and drop reasoning, and the recorded ids are the truth either way.
+            if named is not None and named.context_hash == walk.digest:
+                walk.rewritten |= named.chain_hash != plain
+                walk.digest, node = named.chain_hash, named
+            else:
+                walk.digest, node = plain, self._newest(plain)
+                walk.ours_outside |= node is None and (named is not None or _alone(message) in self._served)
+            if node is not None:
+                walk.parent, walk.by_anchor, walk.appended = node, named is node, index + 1
+                walk.ours_outside = False
+        return walk
+
+    def _named(self, message: Message) -> Node | None:
+        for call in message.tool_calls:
+            found = ANCHOR.search(call.id)
+            if found and (node := self._by_anchor.get(found[1])):
+                return node
+        return None
+
+    def _newest(self, chain_hash: bytes) -> Node | None:
+        """Of equal answers to an equal question, the one a client holds; else the last."""
+        nodes = self._by_chain.get(chain_hash)
+        return max(reversed(nodes), key=lambda node: node.delivered) if nodes else None
+
+    def _reason(self, walk: Walk, fingerprint: bytes, messages: tuple[Message, ...]) -> str:
+        if walk.parent is not None:
+            return "edited" if walk.ours_outside else "anchor" if walk.by_anchor else "exact"
+        if not any(message.role == "assistant" for message in messages):
+            return "root"
+        if any(self._walk(other, messages).parent for other in self._fingerprints - {fingerprint}):
+            return "tools_changed"
+        return "edited" if walk.ours_outside else "no_match"
+
+
+def _alone(message: Message) -> bytes:
+    return hashlib.sha256(message.canonical()).digest()[:16]
+
+
+def make_node(
+    completion_id: str,
+    place: Place,
+    served: Message,
+    *,
+    prompt_len: int,
+    suffix_ids: Ids,
+    output_ids: Ids,
+    body_hash: bytes,
+) -> Node:
+    """The node of a call that has just been answered."""
+    return Node(
+        id=completion_id,
+        parent_id=place.parent.id if place.parent else None,
+        fingerprint=place.fingerprint,
+        context_hash=place.context_hash,
+        chain_hash=chain_step(place.context_hash, served),
+        served=_alone(served),
+        prompt_len=prompt_len,
+        suffix_ids=suffix_ids,
+        output_ids=output_ids,
+        body_hash=body_hash,
+        delivered=False,
+    )

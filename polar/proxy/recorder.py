@@ -1,0 +1,231 @@
+"""Group commit: what all calls of this process want recorded, many in one transaction, by one task.
+
+A caller's await returns once its record is committed; while one transaction is under way the next batch
+gathers by itself. Also counts the session's turns and tokens, guarded by attempt and key: an answer that
+arrives after its session moved on is refused. What a record says is `calls`' affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import bindparam, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from polar.errors import NodeError
+from polar.lifecycle import Stage, State
+from polar.log import line
+from polar.models import Completion, now
+
+logger = logging.getLogger(__name__)
+
+BATCH = 256
+PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
+SETTLED = (
+    "outcome",
+    "model_used",
+    "answer",
+    "parsed",
+    "chain_hash",
+    "output_ids",
+    "logprobs",
+    "finish_reason",
+    "policy_versions",
+    "prompt_verified",
+    "flags",
+    "engine",
+    "error",
+    "finished_at",
+)
+"""Columns that the end of a call writes; each is in every record, because they travel as one statement."""
+
+SETTLE = (
+    update(Completion)
+    .where(Completion.id == bindparam("key"), Completion.outcome == "asked")
+    .values({name: bindparam(f"new_{name}") for name in SETTLED})
+)
+DELIVER = update(Completion).where(Completion.id == bindparam("key")).values(delivered=True)
+# Rows are locked in the order of their ids first: two proxies whose batches name the same sessions must not
+# wait for each other.
+CHARGE = text(
+    """
+    WITH due AS (
+        SELECT * FROM unnest(CAST(:ids AS text[]), CAST(:attempts AS int[]), CAST(:keys AS bytea[]),
+                             CAST(:turns AS int[]), CAST(:tokens AS int[])) AS d(id, attempt, key_hash, turns, tokens)
+    ), held AS (
+        SELECT s.id FROM sessions s JOIN due ON due.id = s.id AND due.attempt = s.attempt AND due.key_hash = s.key_hash
+        WHERE s.stage = :stage AND s.state = :state ORDER BY s.id FOR NO KEY UPDATE OF s
+    )
+    UPDATE sessions s SET turns = s.turns + due.turns, sampled_tokens = s.sampled_tokens + due.tokens
+    FROM due, held WHERE s.id = held.id AND due.id = s.id
+    RETURNING s.id, s.attempt, s.key_hash
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The attempt on whose behalf something is recorded."""
+
+    session_id: str
+    attempt: int
+    key_hash: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One thing to be written; `done` says whether it counts."""
+
+    kind: str
+    """`intent`, `settle` or `delivered`."""
+    values: dict[str, Any]
+    fence: Fence | None = None
+    turns: int = 0
+    tokens: int = 0
+    done: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Recorder:
+    """The queue and the task that empties it."""
+
+    def __init__(self, database: AsyncEngine, patience: float) -> None:
+        self._database = database
+        self._patience = patience
+        self._queue: list[Record] = []
+        self._some = asyncio.Event()
+
+    async def intend(self, rows: list[dict[str, Any]]) -> None:
+        """Commit that these calls are about to be made."""
+        await asyncio.gather(*(self._put(Record("intent", row)) for row in rows))
+
+    async def settle(
+        self, fence: Fence, completion_id: str, values: dict[str, Any], *, turns: int, tokens: int
+    ) -> bool:
+        """Commit how a call ended; False if the session moved on meanwhile, and the answer must not be given."""
+        return await self._put(Record("settle", {"key": completion_id, **values}, fence, turns, tokens))
+
+    def delivered(self, completion_id: str) -> None:
+        """Note that a client received an answer whole; nobody waits for it."""
+        self._add(Record("delivered", {"key": completion_id}))
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._some.wait()
+            batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
+            if not self._queue:
+                self._some.clear()
+            await self._write(batch)
+
+    async def drain(self) -> None:
+        """Write what is left, before the process ends."""
+        if self._queue:
+            batch, self._queue = self._queue, []
+            await self._write(batch)
+
+    def _add(self, record: Record) -> None:
+        self._queue.append(record)
+        self._some.set()
+
+    async def _put(self, record: Record) -> bool:
+        self._add(record)
+        return await record.done
+
+    async def _write(self, batch: list[Record]) -> None:
+        try:
+            counts = await self._patiently(batch)
+        except (DBAPIError, NodeError) as error:
+            if len(batch) > 1 and not isinstance(error, NodeError):
+                # One record that the database refuses must not take its neighbours with it.
+                for record in batch:
+                    await self._write([record])
+                return
+            logger.error(line("record lost", kind=batch[0].kind, records=len(batch), error=type(error).__name__))
+            for record in batch:
+                if not record.done.done():
+                    record.done.set_exception(NodeError("the call could not be recorded", code="not_recorded"))
+                    record.done.exception()  # nobody waits for a delivery note: its loss is in the log already
+            return
+        for record in batch:
+            if not record.done.done():
+                record.done.set_result(record.fence is None or record.fence in counts)
+
+    async def _patiently(self, batch: list[Record]) -> set[Fence]:
+        """Commit, through a database restart if need be."""
+        until = asyncio.get_running_loop().time() + self._patience
+        for attempt in range(10_000):
+            try:
+                async with self._database.begin() as db:
+                    return await _commit(db, batch)
+            except (OperationalError, InterfaceError) as error:
+                pause = PAUSES[min(attempt, len(PAUSES) - 1)]
+                if asyncio.get_running_loop().time() + pause > until:
+                    raise NodeError("the database does not answer", code="database_down") from error
+                await asyncio.sleep(pause)
+        raise NodeError("the database does not answer", code="database_down")
+
+
+async def _commit(db: AsyncConnection, batch: list[Record]) -> set[Fence]:
+    kinds: dict[str, list[Record]] = {"intent": [], "settle": [], "delivered": []}
+    for record in batch:
+        kinds[record.kind].append(record)
+    counts = await _charge(db, kinds["settle"]) if kinds["settle"] else set()
+    if kinds["intent"]:
+        # A commit whose acknowledgement was lost is repeated: the row may be there.
+        rows = [record.values for record in kinds["intent"]]
+        await db.execute(insert(Completion).on_conflict_do_nothing(), rows)
+    if kinds["settle"]:
+        await db.execute(SETTLE, [_settled(record, counts) for record in kinds["settle"]])
+    if kinds["delivered"]:
+        await db.execute(DELIVER, [record.values for record in kinds["delivered"]])
+    return counts
+
+
+async def _charge(db: AsyncConnection, records: list[Record]) -> set[Fence]:
+    """Count turns and tokens; the fences that still hold."""
+    turns: Counter[Fence] = Counter()
+    tokens: Counter[Fence] = Counter()
+    for record in records:
+        assert record.fence is not None
+        turns[record.fence] += record.turns
+        tokens[record.fence] += record.tokens
+    fences = list(turns)
+    found = await db.execute(
+        CHARGE,
+        {
+            "ids": [fence.session_id for fence in fences],
+            "attempts": [fence.attempt for fence in fences],
+            "keys": [fence.key_hash for fence in fences],
+            "turns": [turns[fence] for fence in fences],
+            "tokens": [tokens[fence] for fence in fences],
+            "stage": Stage.EXECUTE,
+            "state": State.RUNNING,
+        },
+    )
+    return {Fence(row.id, row.attempt, row.key_hash) for row in found}
+
+
+def _settled(record: Record, counts: set[Fence]) -> dict[str, Any]:
+    values = record.values
+    if values["outcome"] == "answered" and record.fence not in counts:
+        # The tokens were sampled and are kept, but no harness sees them and no builder may count them.
+        error = {"code": "session_ended", "message": "the session moved on before the answer was there"}
+        values = {**values, "outcome": "failed", "error": error}
+    return {"key": values["key"], **{f"new_{name}": values.get(name, _empty(name)) for name in SETTLED}}
+
+
+def _empty(name: str) -> Any:
+    defaults: dict[str, Any] = {
+        "output_ids": b"",
+        "policy_versions": [],
+        "flags": [],
+        "engine": {},
+        "finished_at": now(),
+    }
+    return defaults.get(name)

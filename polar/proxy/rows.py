@@ -1,0 +1,149 @@
+"""What a call looks like in the table: the columns of a Completion, and an Answer read back from them.
+
+Pure values; `recorder` writes them and `ledgers` reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import orjson
+import zstandard
+from sqlalchemy import Row
+
+from polar.engines.base import Generation
+from polar.errors import SessionError
+from polar.messages import Answer, Message, ModelRequest, Sampling, ToolCall
+from polar.models import now
+from polar.proxy.flights import Asked
+from polar.proxy.ledger import Ids, Node, Place, as_ids
+from polar.proxy.pool import EngineLink
+
+MASK = b"[redacted]"
+NUL = b"\\u0000"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt that is ready to be sampled from."""
+
+    link: EngineLink
+    prompt: Ids
+    suffix: Ids
+    """The end of `prompt` that the parent does not cover."""
+    sampling: Sampling
+
+
+def packed(body: bytes, secret: str) -> bytes:
+    """A body as it is stored: compressed, with the session's key masked."""
+    return zstandard.compress(body.replace(secret.encode(), MASK), 3)
+
+
+def intent(
+    asked: Asked, completion_id: str, request: bytes, place: Place, prepared: Prepared | None, body_hash: bytes
+) -> dict[str, Any]:
+    """The row that says a call is about to be made. Without `prepared`, it got no further than its lane's engine."""
+    return {
+        "id": completion_id,
+        "session_id": asked.caller.id,
+        "attempt": asked.caller.attempt,
+        "outcome": "asked",
+        "parent_id": place.parent.id if place.parent else None,
+        "parent_reason": place.reason,
+        "dialect": asked.dialect.name,
+        "model_requested": asked.request.model.replace("\0", ""),
+        "request": request,
+        "parsed": described(asked.request, prepared, place, body_hash),
+        "context_len": len(asked.request.messages),
+        "prompt_len": len(prepared.prompt) if prepared else 0,
+        "suffix_ids": prepared.suffix.tobytes() if prepared else b"",
+        "flags": list(place.flags),
+        "requested_at": now(),
+    }
+
+
+def described(
+    request: ModelRequest, prepared: Prepared | None, place: Place, body_hash: bytes, node: Node | None = None
+) -> dict[str, Any]:
+    """The `parsed` column without the answer: what was asked, what was sampled with, and the ledger's hashes."""
+    return {
+        "asked": request.sampling.asked(),
+        "sampled_with": prepared.sampling.asked() if prepared else {},
+        "marks": list(request.marks),
+        "ledger": {
+            "fingerprint": place.fingerprint.hex(),
+            "context": place.context_hash.hex(),
+            "body": body_hash.hex(),
+            **({"served": node.served.hex()} if node else {}),
+        },
+    }
+
+
+def sampled(generation: Generation | None) -> dict[str, Any]:
+    """The columns that the engine's tokens fill."""
+    if generation is None:
+        return {}
+    logprobs = generation.logprobs
+    return {
+        "output_ids": as_ids(generation.output_ids).tobytes(),
+        "logprobs": None if logprobs is None else np.asarray(logprobs, dtype="<f4").tobytes(),
+        "finish_reason": generation.finish_reason,
+        "policy_versions": generation.policy_versions,
+        "prompt_verified": None if generation.prompt_tokens is None else True,
+    }
+
+
+def engine(prepared: Prepared | None, generation: Generation | None, tries: int, ms: int) -> dict[str, Any]:
+    """The `engine` column: who answered, and how long it took."""
+    values: dict[str, Any] = {"tries": tries, "ms": ms}
+    if prepared is not None:
+        passport = prepared.link.passport
+        values |= {"name": passport.engine, "url": prepared.link.engine.url, "scripted": passport.scripted}
+    return values | ({"timings": generation.timings} if generation else {})
+
+
+def failure(error: SessionError) -> dict[str, Any]:
+    """The `error` column."""
+    return {"blame": error.blame, "code": error.code, "message": error.message.replace("\0", ""), **error.detail}
+
+
+def served(message: Message, secret: str) -> dict[str, Any]:
+    """An answer's message for the `parsed` column, with the key masked and without what jsonb refuses."""
+    calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+    value: dict[str, Any] = {"role": "assistant", "content": message.content, "tool_calls": calls}
+    if message.reasoning is not None:
+        value["reasoning"] = message.reasoning
+    data = orjson.dumps(value).replace(secret.encode(), MASK)
+    if NUL in data:
+        data = orjson.dumps(_without_nul(value)).replace(secret.encode(), MASK)
+    clean: dict[str, Any] = orjson.loads(data)
+    return clean
+
+
+def answer_of(row: Row[Any], completion_id: str, model: str, prompt_tokens: int) -> Answer:
+    """A recorded answer, to be given again."""
+    message = row.parsed["message"]
+    calls = tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in message["tool_calls"])
+    finished: datetime = row.finished_at
+    return Answer(
+        id=completion_id,
+        model=model,
+        message=Message("assistant", message["content"], message.get("reasoning"), calls),
+        finish_reason="tool_calls" if calls and row.finish_reason == "stop" else row.finish_reason,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=len(as_ids(row.output_ids)),
+        created=int(finished.timestamp()),
+    )
+
+
+def _without_nul(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd")
+    if isinstance(value, list):
+        return [_without_nul(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nul(item) for key, item in value.items()}
+    return value

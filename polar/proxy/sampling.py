@@ -1,0 +1,107 @@
+"""The engine call: tried again while nothing has begun, ended within a second when the harness hangs up.
+
+Knows nothing of sessions, records or dialects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from polar.engines.base import Engine, Generation
+from polar.errors import EngineError
+from polar.messages import Sampling
+from polar.proxy.ledger import Ids
+
+T = TypeVar("T")
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
+
+
+class HungUpError(Exception):
+    """Nobody waits for this answer any more; `partial` is what was sampled until then."""
+
+    def __init__(self, partial: Generation | None = None) -> None:
+        super().__init__("the harness hung up")
+        self.partial = partial
+
+
+async def patiently(action: Callable[[], Awaitable[T]], hangup: asyncio.Event, seconds: float) -> T:
+    """Do `action`, again after retryable EngineErrors, until it works, the time is up, or nobody waits."""
+    clock = asyncio.get_running_loop().time
+    until, pause = clock() + seconds, FIRST_PAUSE
+    while True:
+        try:
+            return await action()
+        except EngineError as error:
+            if not error.retryable or clock() + pause > until:
+                raise
+        try:
+            await asyncio.wait_for(hangup.wait(), pause)
+        except TimeoutError:
+            pause = min(pause * 2, LONGEST_PAUSE)
+        else:
+            raise HungUpError
+
+
+class EngineCall:
+    """One sample of one prompt; each try has a request id of its own, so that an abort hits no other."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Ids,
+        sampling: Sampling,
+        *,
+        request_id: str,
+        hangup: asyncio.Event,
+        timeout: float,
+        abort_grace: float,
+        heard: Callable[[list[int]], None] | None,
+    ) -> None:
+        """`heard` is told of new ids as they come, where the engine streams them."""
+        self._engine = engine
+        self._prompt = prompt
+        self._sampling = sampling
+        self._request_id = request_id
+        self._hangup = hangup
+        self._timeout = timeout
+        self._abort_grace = abort_grace
+        self._heard = heard
+        self.tries = 0
+
+    async def once(self) -> Generation:
+        """One try. Raises EngineError, and HungUpError with what was sampled."""
+        request_id = f"{self._request_id}.{self.tries}"
+        self.tries += 1
+        sample = asyncio.create_task(self._sample(request_id))
+        gone = asyncio.create_task(self._hangup.wait())
+        try:
+            await asyncio.wait({sample, gone}, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+            if sample.done():
+                return self._checked(sample.result())
+            await self._engine.abort(request_id)
+            await asyncio.wait({sample}, timeout=self._abort_grace)
+            if not self._hangup.is_set():
+                raise EngineError(f"the engine took longer than {self._timeout:g} s", code="engine_timeout", status=504)
+            raise HungUpError(sample.result() if sample.done() and sample.exception() is None else None)
+        finally:
+            gone.cancel()
+            sample.cancel()
+
+    async def _sample(self, request_id: str) -> Generation:
+        if self._heard is None or not self._engine.STREAMS_IDS:
+            return await self._engine.generate(self._prompt, self._sampling, request_id=request_id)
+        async for item in self._engine.stream(self._prompt, self._sampling, request_id=request_id):
+            if isinstance(item, Generation):
+                return item
+            self._heard(item)
+        raise EngineError("the engine's stream ended without an answer", code="engine_cut")
+
+    def _checked(self, generation: Generation) -> Generation:
+        seen = generation.prompt_tokens
+        same = generation.prompt_ids is None or generation.prompt_ids == self._prompt.tolist()
+        if not same or (seen is not None and seen != len(self._prompt)):
+            message = f"the engine saw another prompt than the {len(self._prompt)} ids it was sent"
+            raise EngineError(message, code="engine_altered_prompt")
+        return generation

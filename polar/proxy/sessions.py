@@ -1,0 +1,68 @@
+"""Whose key this is: the one query that every call begins with.
+
+Nothing is cached, so a key is dead in the moment its session moves on. Keys are only ever seen as hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from polar.lifecycle import Stage, State
+from polar.models import Lane, RolloutSession, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The executing session behind a key, as one call needs to know it."""
+
+    id: str
+    attempt: int
+    key_hash: bytes
+    deadline_at: datetime | None
+    turns: int
+    sampled_tokens: int
+    sampling: dict[str, Any]
+    max_turns: int | None
+    max_session_tokens: int | None
+    model_name: str | None
+    lane: str | None
+    engine: dict[str, Any] | None
+    """The lane's EngineSpec; None if the lane is not registered."""
+
+
+FIND = (
+    select(
+        RolloutSession.id,
+        RolloutSession.attempt,
+        RolloutSession.key_hash,
+        RolloutSession.deadline_at,
+        RolloutSession.turns,
+        RolloutSession.sampled_tokens,
+        Task.spec["sampling"].label("sampling"),
+        Task.spec["max_turns"].label("max_turns"),
+        Task.spec["max_session_tokens"].label("max_session_tokens"),
+        Task.spec["agent"]["model_name"].label("model_name"),
+        RolloutSession.lane,
+        Lane.engine,
+    )
+    .join(Task, Task.id == RolloutSession.task_pk)
+    .outerjoin(Lane, Lane.name == RolloutSession.lane)
+    .where(RolloutSession.state == State.RUNNING, RolloutSession.stage == Stage.EXECUTE)
+)
+
+
+async def find_caller(database: AsyncEngine, key: str) -> Caller | None:
+    """The session that this key speaks for; None if it is unknown or no longer executing."""
+    key_hash = hashlib.sha256(key.encode()).digest()
+    async with database.connect() as db:
+        row = (await db.execute(FIND.where(RolloutSession.key_hash == key_hash))).one_or_none()
+    if row is None:
+        return None
+    values = row._asdict()
+    return Caller(**{**values, "sampling": values["sampling"] or {}})

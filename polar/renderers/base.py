@@ -1,0 +1,88 @@
+"""A renderer turns messages into token ids and sampled ids back into a message, for one model family.
+
+The one rule that makes traces exact: a sampled message is never rendered again. `render` makes the first
+prompt of a conversation; `bridge` makes only what comes after a turn that the policy sampled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol
+
+from polar.messages import Message, Tool
+
+
+class Tokenizer(Protocol):
+    """What a renderer needs of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A sampled output as a message. Tool-call ids are empty: the proxy mints them."""
+
+    message: Message
+    flags: tuple[str, ...] = ()
+    """`malformed_tool_call`, `unclosed_reasoning`."""
+
+
+class TextPieces(ABC):
+    """Reads one sampled output as it comes and gives out what a person may already see.
+
+    Held back: what might yet become a tool call, and unfinished characters. What `parse` makes of the whole
+    output always begins with what was given out here."""
+
+    @abstractmethod
+    def feed(self, ids: list[int]) -> list[tuple[Literal["reasoning", "text"], str]]:
+        """New pieces after `ids`, in order."""
+
+
+class Renderer(ABC):
+    """One model family's layout of conversations."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def __init__(self, folder: Path) -> None:
+        """`folder` holds tokenizer.json and the like. Raises SpecError."""
+
+    @classmethod
+    @abstractmethod
+    def fits(cls, folder: Path) -> bool:
+        """Whether this is the layout that the folder's own chat template prints."""
+
+    @property
+    @abstractmethod
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end an assistant turn."""
+
+    @abstractmethod
+    def render(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> list[int]:
+        """The whole prompt with the generation prompt at its end."""
+
+    @abstractmethod
+    def bridge(self, output_ids: list[int], appended: tuple[Message, ...]) -> list[int]:
+        """What follows a sampled turn: its close if it was not sampled, `appended`, the generation prompt.
+
+        `appended` holds no assistant message that the policy sampled."""
+
+    @abstractmethod
+    def parse(self, output_ids: list[int], tools: tuple[Tool, ...]) -> Parsed:
+        """Never fails: what cannot be read as a tool call stays text, and is flagged."""
+
+    @abstractmethod
+    def pieces(self, tools: tuple[Tool, ...]) -> TextPieces:
+        """A reader of one output that is still being sampled."""
+
+    @abstractmethod
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids, for people and streams."""
+
+    @abstractmethod
+    def count(self, text: str) -> int:
+        """Tokens of a plain text."""

@@ -1,0 +1,128 @@
+"""Finding and ending processes on the node, also those that a dead worker started.
+
+Parent-death signals would not do: they follow the thread that forked, and a worker's threads end for good
+reasons. Instead every process carries a marker in its environment, which children inherit, daemons included,
+and which any process of the same user can read in /proc. What drops its environment is still found by its
+process group, by its parents while they live, and by a working directory inside the workspace.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar.errors import RuntimeFault
+
+RUNTIME_MARK = "POLAR_RUNTIME"
+"""Names the workspace that a process belongs to."""
+COMMAND_MARK = "POLAR_COMMAND"
+"""Names the one command that a process belongs to."""
+KILL_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A live process, as /proc shows it."""
+
+    pid: int
+    parent: int
+    group: int
+    sitting: int
+    """Its session, in the kernel's sense of the word."""
+    terminal: int
+
+
+def processes() -> dict[int, Found]:
+    """Every live process; zombies are not alive."""
+    found = {}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = Path(entry.path, "stat").read_text(errors="replace")
+        except OSError:  # it ended meanwhile
+            continue
+        # The name stands in parentheses and may hold any character, so the fields begin after the last one.
+        state, parent, group, sitting, terminal = stat.rpartition(")")[2].split()[:5]
+        if state not in "ZX":
+            pid = int(entry.name)
+            found[pid] = Found(pid, int(parent), int(group), int(sitting), int(terminal))
+    return found
+
+
+def of_runtime(mark: str, folder: Path) -> set[int]:
+    """The processes of a workspace, whoever started them."""
+    table = processes()
+    # A person at a terminal may have gone into the folder to look: a shell of theirs is not ours to kill.
+    inside = {pid for pid, found in table.items() if not found.terminal and _works_in(pid, folder)}
+    return _family(table, inside | {pid for pid in table if _carries(pid, RUNTIME_MARK, mark)})
+
+
+def of_command(mark: str, leader: int) -> set[int]:
+    """The processes of one command, whose first process is or was `leader`."""
+    table = processes()
+    grouped = {pid for pid, found in table.items() if leader in (pid, found.group, found.sitting)}
+    return _family(table, grouped | {pid for pid in table if _carries(pid, COMMAND_MARK, mark)})
+
+
+def end(find: Callable[[], Set[int]], grace_seconds: float = 0.0) -> None:
+    """Ask what `find` finds to stop, and kill what is left after the grace, until nothing is found.
+
+    Raises RuntimeFault if something cannot be killed."""
+    if grace_seconds > 0:
+        _signal(find(), signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        while find() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+    deadline = time.monotonic() + KILL_SECONDS
+    while left := find():
+        if time.monotonic() > deadline:
+            raise RuntimeFault(
+                f"processes {sorted(left)} outlive SIGKILL; they hang in the kernel, look at their disks"
+            )
+        # Again and again: what is being forked while we look is found in the next round.
+        _signal(left, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+
+
+def _signal(pids: Set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):  # ended meanwhile, or its number is another user's now
+            continue
+
+
+def _family(table: dict[int, Found], roots: set[int]) -> set[int]:
+    """`roots` with all their live descendants."""
+    children: dict[int, list[int]] = {}
+    for found in table.values():
+        children.setdefault(found.parent, []).append(found.pid)
+    family: set[int] = set()
+    waiting = list(roots - {os.getpid()})
+    while waiting:
+        pid = waiting.pop()
+        if pid not in family:
+            family.add(pid)
+            waiting.extend(children.get(pid, ()))
+    return family
+
+
+def _carries(pid: int, variable: str, value: str) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # ended meanwhile, or another user's
+        return False
+    return f"{variable}={value}".encode() in text.split(b"\0")
+
+
+def _works_in(pid: int, folder: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(folder)
+    except OSError:  # ended meanwhile, or another user's
+        return False

@@ -1,0 +1,93 @@
+"""Every setting of a Polar process: the one file that reads the environment.
+
+Values are frozen when the process starts. Which nodes, lanes and engines there are is the topology's affair.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from polar.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Each field is the variable `POLAR_<NAME>`; the text under it is its documentation."""
+
+    database_url: str = ""
+    """Postgres URL. Empty: `polar up` embeds one."""
+    broker_url: str = ""
+    """Redis or Valkey URL. Empty: `polar up` embeds one."""
+    topology: str = ""
+    """Path of topology.yaml. Empty: one node with lane gpu0 on the tiny engine."""
+    home: str = ".polar"
+    """Folder for embedded servers, workspaces, logs and installed harnesses."""
+    node_id: str = "local"
+    """Which node of the topology this process belongs to."""
+    lane: str = "gpu0"
+    """Default lane of a worker started without -Q."""
+    host: str = "127.0.0.1"
+    """Address that the API and the proxy listen on."""
+    port: int = 8080
+    """Port of the REST API and the pages."""
+    proxy_port: int = 8100
+    """Port of the node's proxy."""
+    auth: str = "required"
+    """`required`: the REST API wants a key. `open`: it does not; for a machine of one's own."""
+    control_token: str = ""
+    """Shared secret that signs webhooks and node calls."""
+    max_body_mb: int = 64
+    """Largest request body that the API and the proxy take, in MiB."""
+    api_threads: int = 8
+    """Threads of the API."""
+    proxy_processes: int = 1
+    """Event-loop processes of a node's proxy."""
+    worker_threads: int = 16
+    """Stages that one worker runs at once, unless -c says otherwise."""
+    log_level: str = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+
+    @classmethod
+    def load(cls, environ: dict[str, str] | None = None) -> Settings:
+        """From the environment. Raises SpecError for a value that cannot be."""
+        source = dict(os.environ) if environ is None else environ
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            raw = source.get(f"POLAR_{field.name.upper()}")
+            if raw is None:
+                continue
+            if isinstance(field.default, int):
+                try:
+                    values[field.name] = int(raw)
+                except ValueError:
+                    raise SpecError.at(f"POLAR_{field.name.upper()}", f"{raw!r} is not a whole number") from None
+            else:
+                values[field.name] = raw
+        settings = cls(**values)
+        if settings.auth not in ("required", "open"):
+            raise SpecError.at("POLAR_AUTH", f"{settings.auth!r} is neither 'required' nor 'open'")
+        return settings
+
+    def environ(self) -> dict[str, str]:
+        """The variables that make a child process load the same settings."""
+        return {f"POLAR_{f.name.upper()}": str(getattr(self, f.name)) for f in fields(self)}
+
+    @property
+    def home_path(self) -> Path:
+        return Path(self.home).resolve()
+
+    @property
+    def workspaces(self) -> Path:
+        return self.home_path / "workspaces"
+
+    @property
+    def harness_cache(self) -> Path:
+        return self.home_path / "harnesses"
+
+
+def child_environ(settings: Settings, **extra: str) -> dict[str, str]:
+    """This process's environment with the settings and `extra` on top, for children."""
+    return {**os.environ, **settings.environ(), **extra}

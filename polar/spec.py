@@ -1,0 +1,231 @@
+"""What a trainer may ask for: the task as typed values, strict, with the original's field names.
+
+Validation that needs no I/O lives here. Whether a name exists in a family is asked at submit, by the API.
+Fields marked "addition" are not in the original's schema; a client of the original never sends them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from polar.errors import SpecError
+
+TaskId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:\-]*$")]
+MAX_SESSIONS_PER_TASK = 20_000
+
+
+class Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class ExecInput(Spec):
+    """A shell command inside the runtime."""
+
+    command: str = Field(min_length=1)
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+
+
+class PrepareAction(Spec):
+    """One step that makes a runtime ready, in order."""
+
+    type: Literal["upload_file", "upload_dir", "exec"]
+    source: str | None = None
+    """Path on the node, for uploads."""
+    target: str | None = None
+    """Path inside the runtime, for uploads."""
+    command: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    max_attempts: int = Field(default=1, ge=1, le=10)
+    retry_backoff_seconds: float = Field(default=1.0, ge=0, le=60)
+
+    @model_validator(mode="after")
+    def _fields_of_type(self) -> PrepareAction:
+        if self.type == "exec":
+            if not self.command:
+                raise ValueError("an exec action needs command")
+            if self.source or self.target:
+                raise ValueError("an exec action takes no source or target")
+        else:
+            if not (self.source and self.target):
+                raise ValueError(f"an {self.type} action needs source and target")
+            if self.command or self.env or self.cwd:
+                raise ValueError(f"an {self.type} action takes no command, cwd or env")
+        return self
+
+
+class RuntimeSpec(Spec):
+    """The sandbox."""
+
+    backend: str = "docker"
+    image: str | None = None
+    """Required by runtimes that start from images."""
+    prepare: tuple[PrepareAction, ...] = ()
+    eval_prepare: tuple[PrepareAction, ...] | None = None
+    """None: the evaluator's fresh runtime replays `prepare`."""
+    env: dict[str, str] = {}
+    network: str | None = "host"
+    workdir: str | None = None
+    cpus: int | None = Field(default=None, ge=1)
+    memory_mb: int | None = Field(default=None, ge=16)
+    storage_mb: int | None = Field(default=None, ge=1)
+    gpus: int = Field(default=0, ge=0)
+    allow_internet: bool = True
+    import_path: str | None = None
+    """A runtime class of your own, `module:Class`; wins over `backend`."""
+    kwargs: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return self.import_path or self.backend
+
+
+class MCPServerSpec(Spec):
+    name: str = Field(min_length=1)
+    transport: Literal["stdio", "sse", "streamable-http"]
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    url: str | None = None
+
+    @model_validator(mode="after")
+    def _address(self) -> MCPServerSpec:
+        if self.transport == "stdio" and not self.command:
+            raise ValueError("a stdio server needs command")
+        if self.transport != "stdio" and not self.url:
+            raise ValueError(f"a {self.transport} server needs url")
+        return self
+
+
+class AgentSpec(Spec):
+    """The harness and how to start it."""
+
+    harness: str | None = None
+    import_path: str | None = None
+    model_name: str | None = None
+    settings: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    mcp_servers: tuple[MCPServerSpec, ...] = ()
+    skills_path: str | None = None
+    custom_shell: ExecInput | None = None
+
+    @property
+    def name(self) -> str:
+        return self.import_path or self.harness or ""
+
+    @model_validator(mode="after")
+    def _one_harness(self) -> AgentSpec:
+        if (self.harness is None) == (self.import_path is None):
+            raise ValueError("give exactly one of harness and import_path")
+        if (self.harness == "shell") != (self.custom_shell is not None):
+            raise ValueError("custom_shell is required with harness 'shell', and only there")
+        if self.harness == "shell" and (self.mcp_servers or self.skills_path):
+            raise ValueError("the shell harness takes no mcp_servers and no skills_path")
+        return self
+
+
+class StrategySpec(Spec):
+    strategy: str = "per_request"
+    config: dict[str, Any] = {}
+
+
+class EvaluatorSpec(Spec):
+    strategy: str
+    config: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    refresh_runtime: bool = False
+    """Judge in a fresh runtime instead of the one the agent lived in."""
+
+
+class SamplingSpec(Spec):
+    """Addition. Overrides what harnesses ask for, so that data is on-policy."""
+
+    temperature: float | None = Field(default=None, ge=0, le=5)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+
+
+class TaskRequest(Spec):
+    """What a trainer posts; fans out into `num_samples` sessions."""
+
+    task_id: TaskId
+    instruction: str
+    num_samples: int = Field(default=1, ge=1, le=MAX_SESSIONS_PER_TASK)
+    timeout_seconds: float = Field(default=600.0, gt=0, le=7 * 86400)
+    """A session's budget in seconds, from the start of prewarm: queueing is free."""
+    runtime: RuntimeSpec | None = None
+    """None: the node's default_runtime."""
+    agent: AgentSpec
+    builder: StrategySpec = StrategySpec()
+    evaluator: EvaluatorSpec | None = None
+    callback_url: str | None = None
+    metadata: dict[str, Any] = {}
+    dispatch_priority: int = Field(default=0, ge=0, le=100)
+    early_stop_min_usable_sessions: int | None = Field(default=None, ge=1)
+    agent_timeout_seconds: float | None = Field(default=None, gt=0)
+    """Addition. The agent's own budget in seconds, from the start of execute."""
+    sampling: SamplingSpec = SamplingSpec()
+    """Addition."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Addition. Model calls a session may make."""
+    max_session_tokens: int | None = Field(default=None, ge=1)
+    """Addition. Tokens a session may sample."""
+    strict: bool = False
+    """Addition. Traces that are not `exact` are quarantined: kept, not handed out for training."""
+    lanes: tuple[str, ...] | None = None
+    """Addition. Lanes that may take this task; None: any."""
+
+    @field_validator("callback_url")
+    @classmethod
+    def _http_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must be an http or https URL")
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> TaskRequest:
+        if (self.early_stop_min_usable_sessions or 0) > self.num_samples:
+            raise ValueError("early_stop_min_usable_sessions: must be at most num_samples")
+        agent_timeout = self.metadata.get("agent_timeout")
+        if agent_timeout is not None and (
+            isinstance(agent_timeout, bool) or not isinstance(agent_timeout, (int, float)) or agent_timeout <= 0
+        ):
+            raise ValueError("metadata.agent_timeout: must be a positive number of seconds")
+        return self
+
+    @property
+    def agent_budget(self) -> float | None:
+        """Seconds for the agent alone; `metadata.agent_timeout` is how the original spells it."""
+        return self.agent_timeout_seconds or self.metadata.get("agent_timeout")
+
+
+def validation_errors(error: ValidationError) -> list[tuple[str, str]]:
+    """(field path, reason) pairs of a pydantic failure, in plain words."""
+    found = []
+    for item in error.errors(include_url=False, include_context=False):
+        path = ".".join(str(part) for part in item["loc"])
+        reason = "unknown field" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
+        field, _, rest = reason.partition(": ")
+        if not path and rest and " " not in field:
+            path, reason = field, rest
+        found.append((path or "(task)", reason))
+    return found
+
+
+def parse_task(body: object) -> TaskRequest:
+    """A validated task from parsed JSON. Raises SpecError naming each wrong field."""
+    if not isinstance(body, dict):
+        raise SpecError.at("(body)", "must be a JSON object")
+    try:
+        return TaskRequest.model_validate(body)
+    except ValidationError as error:
+        errors = validation_errors(error)
+        raise SpecError("; ".join(f"{field}: {reason}" for field, reason in errors[:5]), errors=errors) from None

@@ -1,0 +1,95 @@
+"""Recorded completions as builders read them: rows become Calls, prompts are put together again.
+
+The inverse of what the proxy's recorder writes. Decides nothing about traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import zstandard
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from polar.builders.base import Call, Ids
+from polar.dialects import DIALECTS
+from polar.dialects.base import BadRequest, Dialect
+from polar.messages import Message
+from polar.models import Completion
+from polar.registry import load
+
+
+def load_calls(db: Session, session_id: str, attempt: int) -> list[Call]:
+    """The calls of one attempt, in the order in which they were requested."""
+    rows = db.scalars(
+        select(Completion)
+        .where(Completion.session_id == session_id, Completion.attempt == attempt)
+        .order_by(Completion.seq)
+    ).all()
+    return to_calls(rows)
+
+
+def to_calls(rows: Sequence[Completion]) -> list[Call]:
+    """Rows in order of request; a parent stands before its children."""
+    prompts: dict[str, Ids] = {}
+    outputs: dict[str, Ids] = {}
+    calls = []
+    for row in rows:
+        suffix = np.frombuffer(row.suffix_ids, np.int32)
+        if row.parent_id in prompts:
+            suffix = np.concatenate([prompts[row.parent_id], outputs[row.parent_id], suffix])
+        prompts[row.id] = suffix
+        outputs[row.id] = np.frombuffer(row.output_ids, np.int32)
+        calls.append(
+            Call(
+                id=row.id,
+                parent_id=row.parent_id,
+                parent_reason=row.parent_reason,
+                prompt_ids=suffix,
+                output_ids=outputs[row.id],
+                logprobs=None if row.logprobs is None else np.frombuffer(row.logprobs, np.float32),
+                request=_chat_request(row),
+                answer=row.parsed.get("message") or {"role": "assistant", "content": ""},
+                finish_reason=row.finish_reason,
+                outcome=row.outcome,
+                role=row.role,
+                prompt_verified=row.prompt_verified,
+                delivered=row.delivered,
+                flags=tuple(row.flags),
+                policy_versions=tuple(row.policy_versions),
+                model_requested=row.model_requested,
+                model_used=row.model_used or "",
+                metadata={"dialect": row.dialect, "requested_at": row.requested_at.timestamp()},
+            )
+        )
+    return calls
+
+
+def _chat_request(row: Completion) -> dict[str, Any]:
+    body = orjson.loads(zstandard.decompress(row.request))
+    dialect = load("dialect", DIALECTS, row.dialect, Dialect)()  # type: ignore[type-abstract]
+    try:
+        request = dialect.parse(body, {"model": row.model_requested})
+    except BadRequest:
+        # Recorded because it was asked, refused because of what it asked: it has no messages to show.
+        return {"messages": [], "tools": None}
+    tools = [{"type": "function", "function": tool.raw} for tool in request.tools]
+    return {"messages": [chat_message(each) for each in request.messages], "tools": tools or None}
+
+
+def chat_message(message: Message) -> dict[str, Any]:
+    """One message in the OpenAI Chat form."""
+    form: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        form["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        form["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        form["tool_call_id"] = message.tool_call_id
+    return form

@@ -1,0 +1,108 @@
+"""Execute: the harness runs in the prepared runtime, with a key of its own to the proxy.
+
+The key is made here, given to the harness, and only its hash is kept; a new attempt has a new key and a
+fresh runtime. How the agent ended is a result (`agent_exit`), not the session's state: a partial
+trajectory is still built and judged. A harness that made no model call is a failure that says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from polar import harnesses, runtimes
+from polar.db import transaction
+from polar.errors import HarnessError, LostLeaseError
+from polar.harnesses.base import AgentExit, Connection, Workplace
+from polar.models import Completion, RolloutSession
+from polar.runtimes.base import Runtime
+from polar.stages.base import Job, Outcome
+from polar.stages.prewarm import fresh_runtime
+
+
+def execute(job: Job) -> Outcome:
+    runtime = _untouched_runtime(job)
+    place = _workplace(job, runtime)
+    harness = harnesses.create(job.task.agent)
+    try:
+        agent_exit = _run(harness, place)
+    finally:
+        runtime.kill_all()
+    if agent_exit.state == "cancelled":
+        raise LostLeaseError(f"session {job.session.id} ended while its agent ran")
+    harness.collect(place)
+    values: dict[str, Any] = {"agent_exit": asdict(agent_exit), "key_hash": None}
+    calls = _answered_calls(job)
+    if calls == 0:
+        why = agent_exit.error or "it ended without an error of its own"
+        message = f"harness {job.task.agent.name} made no model call that was answered: {why}"
+        raise HarnessError(message, code="no_model_calls", detail={"agent_exit": values["agent_exit"]})
+    return Outcome(values, says=f"agent={agent_exit.state} calls={calls}")
+
+
+def _run(harness: harnesses.Harness, place: Workplace) -> AgentExit:
+    try:
+        harness.setup(place)
+        return harness.run(place)
+    except HarnessError as error:
+        if place.limits.cancelled.is_set():
+            return AgentExit("cancelled", None, error.message)
+        if place.limits.left() == 0:
+            return AgentExit("timed_out", None, error.message)
+        raise
+
+
+def _untouched_runtime(job: Job) -> Runtime:
+    """The prewarmed runtime, unless an earlier attempt has been in it."""
+    handle = job.session.runtimes.get("agent")
+    if handle is None or handle.get("used_by") not in (None, job.session.attempt):
+        runtime = fresh_runtime(job, "agent")
+    else:
+        runtime = runtimes.attach(handle)
+    return runtime
+
+
+def _workplace(job: Job, runtime: Runtime) -> Workplace:
+    key = "sk-polar-" + secrets.token_urlsafe(32)
+    used = {**job.session.runtimes["agent"], "used_by": job.session.attempt}
+    handles = {**job.session.runtimes, "agent": used}
+
+    def note(db: Session, row: RolloutSession) -> None:
+        row.key_hash = hashlib.sha256(key.encode()).digest()
+        row.runtimes = handles
+
+    job.write(note)
+    job.session.runtimes = handles
+    model = job.task.agent.model_name or job.lane.engine.model or "policy"
+    connection = Connection(runtime.reach(job.node.url), key, model)
+    env = {**job.env(runtime.workdir), **connection.env(), **job.task.agent.env}
+    return Workplace(
+        runtime=runtime,
+        connection=connection,
+        instruction=job.task.instruction,
+        env=env,
+        limits=job.limits(job.task.agent_budget),
+        logs=job.logs,
+        cache=job.settings.harness_cache,
+    )
+
+
+def _answered_calls(job: Job) -> int:
+    with transaction(job.database) as db:
+        return (
+            db.scalar(
+                select(func.count())
+                .select_from(Completion)
+                .where(
+                    Completion.session_id == job.session.id,
+                    Completion.attempt == job.session.attempt,
+                    Completion.outcome.in_(("answered", "aborted")),
+                )
+            )
+            or 0
+        )

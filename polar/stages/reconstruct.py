@@ -1,0 +1,74 @@
+"""Reconstruct: the attempt's completions become a trajectory, stored trace by trace.
+
+What a trace is decides the builder; whether it may train, and with what reward, is decided after the verdict.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import zstandard
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from polar import builders
+from polar.builders.base import Built, Call, Trace
+from polar.db import transaction
+from polar.models import RolloutSession, TraceRow, TrajectoryRow
+from polar.stages.base import Job, Outcome
+from polar.stages.calls import load_calls
+
+
+def reconstruct(job: Job) -> Outcome:
+    with transaction(job.database) as db:
+        calls = load_calls(db, job.session.id, job.session.execute_attempt or job.session.attempt)
+    built = builders.create(job.task.builder).build(calls)
+    trajectory = TrajectoryRow(
+        session_id=job.session.id,
+        attempt=job.session.attempt,
+        builder=job.task.builder.strategy,
+        meta=_metadata(calls, built),
+    )
+    rows = [_row(job.session.id, number, trace) for number, trace in enumerate(built.traces)]
+
+    def store(db: Session, row: RolloutSession) -> None:
+        db.execute(delete(TraceRow).where(TraceRow.session_id == row.id))
+        db.execute(delete(TrajectoryRow).where(TrajectoryRow.session_id == row.id))
+        db.add(trajectory)
+        db.add_all(rows)
+
+    job.write(store)
+    return Outcome(says=f"completions={len(calls)} traces={len(rows)}")
+
+
+def _metadata(calls: list[Call], built: Built) -> dict[str, Any]:
+    first = calls[0] if calls else None
+    return {
+        "api_type": first.metadata["dialect"] if first else None,
+        "model_requested": first.model_requested if first else None,
+        "model_used": first.model_used if first else None,
+        "record_count": len(calls),
+        "reconstruction_stats": built.stats,
+    }
+
+
+def _row(session_id: str, number: int, trace: Trace) -> TraceRow:
+    body = {
+        "prompt_messages": trace.prompt_messages,
+        "response_messages": trace.response_messages,
+        "tools": trace.tools,
+        "finish_reason": trace.finish_reason,
+        "metadata": {**trace.metadata, "completion_ids": trace.completion_ids},
+    }
+    return TraceRow(
+        session_id=session_id,
+        number=number,
+        prompt_ids=trace.prompt_ids.astype("<i4").tobytes(),
+        response_ids=trace.response_ids.astype("<i4").tobytes(),
+        loss_mask=trace.loss_mask.astype("u1").tobytes(),
+        logprobs=None if trace.logprobs is None else trace.logprobs.astype("<f4").tobytes(),
+        fidelity=trace.fidelity,
+        certificate=trace.certificate,
+        body=zstandard.compress(orjson.dumps(body)),
+    )

@@ -1,0 +1,130 @@
+"""One stage of one session, from claim to move: what surrounds every stage, and no stage mentions.
+
+Claim, lease, budget, the classification of errors, and the guarded move. Publishing is the dispatcher's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import Engine
+
+from polar import lanes, lifecycle, runtimes
+from polar.db import after_commit, transaction
+from polar.dispatch import Dispatcher
+from polar.errors import LostLeaseError, NodeError, SessionError
+from polar.leases import LeaseKeeper
+from polar.lifecycle import Stage, State
+from polar.log import line
+from polar.models import RolloutSession
+from polar.settings import Settings
+from polar.spec import TaskRequest
+from polar.stages import STAGE_RUNS
+from polar.stages.base import Job, Outcome
+from polar.topology import LaneSpec, NodeSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Lane:
+    """A lane at work in this process."""
+
+    database: Engine
+    settings: Settings
+    node: NodeSpec
+    spec: LaneSpec
+    dispatcher: Dispatcher
+    leases: LeaseKeeper
+    worker: str
+
+    def run(self, session_id: str, stage: Stage) -> bool:
+        """Do one stage; True if the session went on to the next, so that its chain may go on."""
+        with transaction(self.database) as db:
+            session = lifecycle.claim(db, session_id, stage, self.worker)
+            if session is None:
+                return False
+            task = TaskRequest.model_validate(session.task.spec)
+        started = time.monotonic()
+        with self.leases.hold(session.id, session.attempt) as lost:
+            job = Job(session, task, self.database, self.settings, self.node, self.spec, lost)
+            says, error = "", None
+            try:
+                outcome = STAGE_RUNS[stage](job)
+                says = outcome.says
+                self._advance(job, outcome)
+            except LostLeaseError:
+                says = "lost"
+            except SessionError as failure:
+                error = failure
+            except Exception as failure:  # noqa: BLE001 - a bug must end this session with a word, not hang it
+                logger.exception(line("stage broke", session=session.id, stage=stage))
+                error = NodeError(f"{stage} broke: {type(failure).__name__}: {failure}", code="bug", retryable=False)
+            if error is not None:
+                says = self._failed(job, error)
+        seconds = f"{time.monotonic() - started:.2f}"
+        logger.info(
+            line(f"{stage}", task=task.task_id, session=session.id, lane=self.spec.name, seconds=seconds) + f" {says}"
+        )
+        self._after(stage)
+        return error is None and says != "lost"
+
+    def _advance(self, job: Job, outcome: Outcome) -> None:
+        with transaction(self.database) as db:
+            session = db.merge(job.session, load=False)
+            if lifecycle.advance(db, session, **outcome.values) is None:
+                after_commit(db, partial(self.clean, session))
+
+    def _failed(self, job: Job, error: SessionError) -> str:
+        try:
+            with transaction(self.database) as db:
+                session = db.merge(job.session, load=False)
+                if job.out_of_time and not isinstance(error, NodeError):
+                    lifecycle.time_out(db, session)
+                elif error.retryable:
+                    lifecycle.retry(db, session, error)
+                else:
+                    lifecycle.fail(db, session, error)
+                if session.state == State.QUEUED:
+                    after_commit(db, partial(self.dispatcher.wake, session.id, session.stage, self.spec.name))
+                else:
+                    after_commit(db, partial(self.clean, session))
+        except LostLeaseError:
+            return "lost"
+        return f"{session.state} blame={error.blame} code={error.code}: {error.message}"
+
+    def _after(self, stage: Stage) -> None:
+        """A stage that ended made room: take what waits for it."""
+        if stage in lifecycle.BEFORE_RECONSTRUCT:
+            if stage is Stage.EXECUTE:
+                with transaction(self.database) as db:
+                    waiting = lifecycle.waiting_to_execute(db, self.spec.name)
+                for session_id in waiting:
+                    self.dispatcher.wake(session_id, Stage.EXECUTE, self.spec.name)
+            self.look()
+
+    def look(self) -> int:
+        """Take queued sessions while there is room; how many."""
+        with transaction(self.database) as db:
+            ids = lifecycle.place(db, self.spec.name)
+            for session_id in ids:
+                after_commit(db, partial(self.dispatcher.wake, session_id, Stage.PREWARM, self.spec.name))
+        return len(ids)
+
+    def clean(self, session: RolloutSession) -> None:
+        """Remove the runtimes of a session that has ended, and note it."""
+        for handle in session.runtimes.values():
+            runtimes.attach(handle).destroy()
+        with transaction(self.database) as db:
+            lanes.removed(db, session.id)
+
+    def beat(self) -> None:
+        """Say that the lane is here, and remove what ended sessions left on this node."""
+        with transaction(self.database) as db:
+            lanes.beat(db, self.node, self.spec)
+            left = lanes.leftovers(db, self.node.id)
+        for session in left:
+            self.clean(session)

@@ -1,0 +1,305 @@
+"""vLLM's HTTP surface: /v1/models, /v1/completions, /inference/v1/generate and the tokenizer routes.
+
+Field names and shapes are vLLM's; reading, refusing and running are in `wire`. /tokenize and /detokenize answer the
+fields of both engines, which do not collide.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+import polar
+from polar.tiny_engine.requests import Completion, Engine, Request, Token
+from polar.tiny_engine.wire import (
+    BadRequest,
+    Prompt,
+    Sampling,
+    admit,
+    complete_all,
+    event_stream,
+    json_response,
+    prompts_of,
+    read_body,
+    room,
+)
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class VLLMSampling(Sampling):
+    """Sampling fields as vLLM names them."""
+
+    max_tokens: int | None = Field(default=None, ge=0)
+    seed: int | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=1)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=1)
+
+
+class StreamOptions(BaseModel):
+    """`stream_options` of /v1/completions."""
+
+    include_usage: bool = False
+
+
+class CompletionBody(VLLMSampling):
+    """The body of /v1/completions."""
+
+    prompt: Prompt
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
+    return_token_ids: bool = False
+    echo: bool = False
+    request_id: str | None = None
+
+
+class TokenGenerateBody(BaseModel):
+    """The body of /inference/v1/generate."""
+
+    model_config = ConfigDict(extra="ignore")
+    token_ids: list[StrictInt]
+    sampling_params: VLLMSampling = Field(default_factory=VLLMSampling)
+    model: str | None = None
+    stream: bool = False
+    request_id: str | None = None
+
+
+class TokenizeBody(BaseModel):
+    """The body of /tokenize."""
+
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(BaseModel):
+    """The body of /detokenize."""
+
+    tokens: list[StrictInt]
+    skip_special_tokens: bool = False
+
+
+class Delta:
+    """What is new in a growing completion since it was last asked."""
+
+    def __init__(self, engine: Engine, sampling: Sampling) -> None:
+        self._engine = engine
+        self._skip = sampling.skip_special_tokens
+        stops = [sampling.stop] if isinstance(sampling.stop, str) else sampling.stop or []
+        self._hold = max((len(stop) - 1 for stop in stops if stop), default=0)
+        self._tokens = 0
+        self._text = 0
+
+    def take(self, state: Completion) -> tuple[str, list[Token], int]:
+        """New text, new tokens and where in the text the new part starts."""
+        start, tokens = self._text, state.tokens[self._tokens :]
+        self._tokens = len(state.tokens)
+        text = state.text(self._engine.tokenizer, self._skip)
+        if state.finish is None:
+            # What may yet turn out to be half a character, or the start of a stop string, waits.
+            text = text[: len(text) - self._hold].rstrip("\ufffd")
+        self._text = max(start, len(text))
+        return text[start:], tokens, start
+
+
+@dataclass(frozen=True)
+class VLLMSurface:
+    """Handlers over one engine."""
+
+    engine: Engine
+
+    def routes(self) -> list[Route]:
+        """Paths as in vLLM."""
+        get, post = ["GET"], ["POST"]
+        return [
+            Route("/v1/models", self.models, methods=get),
+            Route("/v1/completions", self.completions, methods=post),
+            Route("/inference/v1/generate", self.generate, methods=post),
+            Route("/version", self.version, methods=get),
+            Route("/tokenize", self.tokenize, methods=post),
+            Route("/detokenize", self.detokenize, methods=post),
+        ]
+
+    async def models(self, http: HTTPRequest) -> Response:
+        """The one model served."""
+        info = self.engine.info
+        card = {
+            "id": info.name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "polar-tiny-engine",
+            "root": info.model_path,
+            "parent": None,
+            "max_model_len": info.context_length,
+            "scripted": info.scripted,
+        }
+        return json_response({"object": "list", "data": [card]})
+
+    async def version(self, http: HTTPRequest) -> Response:
+        """Polar's version: this is not vLLM, and does not claim one of its releases."""
+        return json_response({"version": f"polar-tiny-engine {polar.__version__}"})
+
+    async def completions(self, http: HTTPRequest) -> Response:
+        """Continue text or ids."""
+        body = await read_body(http, CompletionBody)
+        if body.echo:
+            raise BadRequest("echo is not supported by this engine", "echo")
+        prompts, _ = prompts_of(self.engine, body.prompt, "prompt")
+        rid = body.request_id or http.headers.get("x-request-id") or uuid.uuid4().hex
+        requests = self._requests(body.model, prompts, body, rid, ("prompt", "max_tokens"))
+        head = {
+            "id": f"cmpl-{rid}", "object": "text_completion", "created": int(time.time()),
+            "model": self.engine.info.name,
+        }  # fmt: skip
+        if body.stream:
+            return event_stream(self.engine, requests, self._completion_chunks(body, head))
+        done = await complete_all(http, self.engine, requests)
+        choices = [self._completion_choice(body, i, state) for i, state in enumerate(done)]
+        return json_response({**head, "choices": choices, "usage": usage(done, len(prompts))})
+
+    def _completion_choice(self, body: CompletionBody, index: int, state: Completion) -> dict[str, Any]:
+        text, tokens, _ = Delta(self.engine, body).take(state)
+        return {
+            **self._completion_part(body, index, state, text, tokens, 0),
+            "prompt_token_ids": state.request.prompt if body.return_token_ids else None,
+            "prompt_logprobs": self._prompt_logprobs(state),
+        }
+
+    def _completion_part(
+        self, body: CompletionBody, index: int, state: Completion, text: str, tokens: list[Token], start: int
+    ) -> dict[str, Any]:
+        finish = state.finish
+        part: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": self._text_logprobs(tokens, start) if body.logprobs is not None else None,
+            "finish_reason": finish.kind if finish else None,
+            # As in vLLM: null for the model's own end token, the match for a stop that the client named.
+            "stop_reason": finish.matched if finish and self._named_stop(body, finish.matched) else None,
+        }
+        if body.return_token_ids:
+            part["token_ids"] = [token.id for token in tokens]
+        return part
+
+    def _completion_chunks(
+        self, body: CompletionBody, head: dict[str, Any]
+    ) -> Callable[[Completion], Iterator[dict[str, Any]]]:
+        delta = Delta(self.engine, body)
+        first = True
+
+        def chunks(state: Completion) -> Iterator[dict[str, Any]]:
+            nonlocal first
+            text, tokens, start = delta.take(state)
+            if not tokens and not text and state.finish is None:
+                return
+            part = self._completion_part(body, 0, state, text, tokens, start)
+            if first and body.return_token_ids:
+                part["prompt_token_ids"] = state.request.prompt
+            first = False
+            yield {**head, "choices": [part]}
+            if state.finish and body.stream_options.include_usage:
+                yield {**head, "choices": [], "usage": usage([state], 1)}
+
+        return chunks
+
+    async def generate(self, http: HTTPRequest) -> Response:
+        """Continue ids, with nothing but ids in the answer."""
+        body = await read_body(http, TokenGenerateBody)
+        sampling = body.sampling_params
+        prompts, _ = prompts_of(self.engine, body.token_ids, "token_ids")
+        rid = body.request_id or http.headers.get("x-request-id") or uuid.uuid4().hex
+        fields = ("token_ids", "sampling_params.max_tokens")
+        requests = self._requests(body.model, prompts, sampling, rid, fields)
+        if body.stream:
+            delta = Delta(self.engine, sampling)
+
+            def chunk(state: Completion) -> Iterator[dict[str, Any]]:
+                _, tokens, _ = delta.take(state)
+                if tokens or state.finish:
+                    yield {"request_id": rid, "choices": [self._generate_choice(sampling, 0, state, tokens)]}
+
+            return event_stream(self.engine, requests, chunk)
+        done = await complete_all(http, self.engine, requests)
+        choices = [self._generate_choice(sampling, i, state, state.tokens) for i, state in enumerate(done)]
+        answer = {"request_id": rid, "choices": choices, "usage": usage(done, 1)}
+        return json_response({**answer, "prompt_logprobs": self._prompt_logprobs(done[0])})
+
+    def _generate_choice(
+        self, sampling: VLLMSampling, index: int, state: Completion, tokens: list[Token]
+    ) -> dict[str, Any]:
+        content = [{"token_id": t.id, "token": f"token_id:{t.id}", "logprob": t.logprob} for t in tokens]
+        return {
+            "index": index,
+            "token_ids": [token.id for token in tokens],
+            "logprobs": {"content": content} if sampling.logprobs is not None else None,
+            "finish_reason": state.finish.kind if state.finish else None,
+            "weight_versions": state.spans(),
+        }
+
+    def _requests(
+        self, model: str | None, prompts: list[list[int]], sampling: VLLMSampling, rid: str, fields: tuple[str, str]
+    ) -> list[Request]:
+        if model is not None and model != self.engine.info.name:
+            raise BadRequest(f"The model `{model}` does not exist.", "model", status=404)
+        scored = sampling.prompt_logprobs is not None
+        many = len(prompts) * sampling.n > 1
+        requests = []
+        for i, ids in enumerate(prompts):
+            length = room(self.engine, ids, sampling.max_tokens, DEFAULT_MAX_TOKENS, fields)
+            for j in range(sampling.n):
+                name = f"{rid}-{i * sampling.n + j}" if many else rid
+                requests.append(Request(ids, sampling.params(length, sampling.seed, j), scored, name))
+        return admit(self.engine, requests)
+
+    def _named_stop(self, sampling: Sampling, matched: int | str | None) -> bool:
+        return isinstance(matched, str) or matched in (sampling.stop_token_ids or ())
+
+    def _text_logprobs(self, tokens: list[Token], start: int) -> dict[str, Any]:
+        texts = [self.engine.tokenizer.decode([token.id], skip_special_tokens=False) for token in tokens]
+        offsets = [start + sum(map(len, texts[:i])) for i in range(len(texts))]
+        values = [token.logprob for token in tokens]
+        top = [{text: value} for text, value in zip(texts, values, strict=True)]
+        return {"tokens": texts, "token_logprobs": values, "text_offset": offsets, "top_logprobs": top}
+
+    def _prompt_logprobs(self, state: Completion) -> list[dict[str, Any] | None] | None:
+        if state.scores is None:
+            return None
+        pairs = zip(state.request.prompt[1:], state.scores, strict=True)
+        return [None, *({str(token): {"logprob": logprob}} for token, logprob in pairs)]
+
+    async def tokenize(self, http: HTTPRequest) -> Response:
+        """Text to ids; rendering a conversation is left to the client, on purpose."""
+        body = await read_body(http, TokenizeBody)
+        encoding = self.engine.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        return json_response(
+            {
+                "tokens": encoding.ids,
+                "count": len(encoding.ids),
+                "max_model_len": self.engine.info.context_length,
+                "token_strs": encoding.tokens if body.return_token_strs else None,
+            }
+        )
+
+    async def detokenize(self, http: HTTPRequest) -> Response:
+        """Ids to text."""
+        body = await read_body(http, DetokenizeBody)
+        ids = prompts_of(self.engine, body.tokens, "tokens")[0][0] if body.tokens else []
+        text = self.engine.tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens)
+        return json_response({"prompt": text, "text": text})
+
+
+def usage(done: list[Completion], prompts: int) -> dict[str, int]:
+    """Token counts of an answer; several samples of one prompt count it once."""
+    each = max(1, len(done) // prompts)
+    prompt = sum(len(state.request.prompt) for state in done[::each])
+    completion = sum(len(state.tokens) for state in done)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,0 +1,195 @@
+"""topology.yaml: which nodes there are, their lanes, and the engines behind them. The original's file loads as it is.
+
+Strict: an unknown key is refused by its path. Lanes are Polar's addition; a node without `lanes` has one,
+`gpu0`, made from its own engine. Addresses of databases are settings, not topology.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from polar.errors import SpecError
+from polar.spec import RuntimeSpec, validation_errors
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class EngineSpec(Part):
+    """The inference server a lane talks to."""
+
+    engine: str = "sglang"
+    base_url: str
+    model: str | None = None
+    """Name the engine serves; None: ask it."""
+    tokenizer: str | None = None
+    """Folder with tokenizer.json; None: ask the engine."""
+    renderer: str = "auto"
+    """Model family's renderer; auto: from the tokenizer's folder."""
+    timeout_seconds: float = Field(default=900.0, gt=0)
+
+
+class LaneSpec(Part):
+    """A GPU-pinned queue with its engine."""
+
+    name: str = Field(default="gpu0", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")
+    engine: EngineSpec
+    max_execute: int = Field(default=4, ge=1)
+    """Agents that run at once."""
+    ready_buffer: int = Field(default=4, ge=0)
+    """Sessions prepared ahead of them."""
+    max_evaluate: int = Field(default=4, ge=1)
+
+
+class InferenceSpec(Part):
+    """How the original names a node's engine."""
+
+    engine: str = "sglang"
+    base_url: str = "http://127.0.0.1:8000"
+    scheduler: str = "none"
+
+
+class NodeSpec(Part):
+    """One machine, with the original's fields, and `lanes`."""
+
+    id: str = "local"
+    host: str = "127.0.0.1"
+    port: int = Field(default=8081, ge=1, le=65535)
+    public_url: str | None = None
+    """How runtimes reach the proxy; None: from host and port."""
+    model_served: str | None = None
+    inference: InferenceSpec | None = None
+    max_init_workers: int = Field(default=4, ge=1)
+    max_run_workers: int = Field(default=2, ge=1)
+    max_postrun_workers: int = Field(default=4, ge=1)
+    default_runtime: RuntimeSpec | None = None
+    lanes: tuple[LaneSpec, ...] = ()
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return (self.public_url or f"http://{host}:{self.port}").rstrip("/")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_lane(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("lanes") or not isinstance(values.get("inference"), dict):
+            return values
+        engine = {key: values["inference"][key] for key in ("engine", "base_url") if key in values["inference"]}
+        lane = {
+            "name": "gpu0",
+            "engine": {"base_url": "http://127.0.0.1:8000", **engine, "model": values.get("model_served")},
+            "max_execute": values.get("max_run_workers", 2),
+            "ready_buffer": values.get("max_init_workers", 4),
+            "max_evaluate": values.get("max_postrun_workers", 4),
+        }
+        return {**values, "lanes": [lane]}
+
+
+class PersistenceSpec(Part):
+    """Taken for the original's sake. Polar keeps completions in Postgres, whole and before they are answered."""
+
+    enabled: bool = True
+    max_field_bytes: int = 1 << 20
+    queue_size: int = 1024
+    write_workers: int = 8
+    batch_size: int = 16
+    write_max_attempts: int = 3
+    retry_backoff_seconds: float = 0.1
+
+
+class GatewaySpec(Part):
+    """The nodes."""
+
+    heartbeat_interval_seconds: int = Field(default=30, ge=1)
+    rollout_server_url: str | None = None
+    completion_persistence: PersistenceSpec = PersistenceSpec()
+    nodes: tuple[NodeSpec, ...] = Field(default=(), min_length=0)
+
+
+class RolloutSpec(Part):
+    """The API's own entry."""
+
+    host: str = "0.0.0.0"
+    port: int = Field(default=8080, ge=1, le=65535)
+    public_url: str | None = None
+    save_dir: str | None = None
+    dispatch_poll_interval_seconds: float = 1.0
+    callback_grace_seconds: float = 120.0
+    http_max_connections: int = 1024
+    http_max_keepalive_connections: int = 256
+    cleanup_max_concurrency: int = 128
+    cleanup_max_attempts: int = 3
+    cleanup_retry_backoff_seconds: float = 0.1
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return (self.public_url or f"http://{host}:{self.port}").rstrip("/")
+
+
+class Topology(Part):
+    """The whole file."""
+
+    rollout: RolloutSpec = RolloutSpec()
+    gateway: GatewaySpec = GatewaySpec()
+
+    @model_validator(mode="after")
+    def _unique(self) -> Topology:
+        nodes = [node.id for node in self.gateway.nodes]
+        lanes = [lane.name for node in self.gateway.nodes for lane in node.lanes]
+        for what, names in (("id", nodes), ("lanes.name", lanes)):
+            twice = {name for name in names if names.count(name) > 1}
+            if twice:
+                raise ValueError(f"gateway.nodes.{what}: {', '.join(sorted(twice))} is used twice")
+        return self
+
+    def node(self, node_id: str) -> NodeSpec:
+        """The node's entry. Raises SpecError."""
+        for node in self.gateway.nodes:
+            if node.id == node_id:
+                return node
+        known = ", ".join(node.id for node in self.gateway.nodes) or "none"
+        raise SpecError.at("gateway.nodes.id", f"{node_id!r} is not in the topology; there are: {known}")
+
+    def lane(self, name: str) -> tuple[NodeSpec, LaneSpec]:
+        """The lane's entry and its node's. Raises SpecError."""
+        for node in self.gateway.nodes:
+            for lane in node.lanes:
+                if lane.name == name:
+                    return node, lane
+        known = ", ".join(lane.name for node in self.gateway.nodes for lane in node.lanes) or "none"
+        raise SpecError.at("gateway.nodes.lanes.name", f"{name!r} is not in the topology; there are: {known}")
+
+
+TINY_ENGINE_URL = "http://127.0.0.1:8000"
+
+
+def single_node(node_id: str, proxy_port: int, engine_url: str = TINY_ENGINE_URL) -> Topology:
+    """What holds without a file: one node whose lane gpu0 talks to an engine on this machine."""
+    lane = LaneSpec(name="gpu0", engine=EngineSpec(engine="sglang", base_url=engine_url))
+    runtime = RuntimeSpec(backend="local")
+    node = NodeSpec(id=node_id, port=proxy_port, lanes=(lane,), default_runtime=runtime)
+    return Topology(gateway=GatewaySpec(nodes=(node,)))
+
+
+def load_topology(path: str | Path) -> Topology:
+    """Read and check a topology file. Raises SpecError that names file and key."""
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise SpecError(f"topology {path}: {error.strerror or error}") from error
+    except yaml.YAMLError as error:
+        raise SpecError(f"topology {path}: not valid YAML: {error}") from error
+    try:
+        return Topology.model_validate(data or {})
+    except ValidationError as error:
+        errors = validation_errors(error)
+        raise SpecError(
+            f"topology {path}: " + "; ".join(f"{field}: {reason}" for field, reason in errors), errors=errors
+        ) from None

@@ -1,0 +1,10 @@
+"""`gunicorn workers.api:app -k gthread --threads 8 -b 127.0.0.1:8080` — the REST API and the pages."""
+
+from polar import log
+from polar.api import create_app
+from polar.settings import Settings
+from workers.job import CeleryDispatcher
+
+settings = Settings.load()
+log.configure(settings.log_level)
+app = create_app(settings, CeleryDispatcher())
