@@ -28,6 +28,7 @@ class LeaseKeeper:
         self._held: dict[tuple[str, int], threading.Event] = {}
         self._lock = threading.Lock()
         self._some = threading.Event()
+        self.stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     @contextmanager
@@ -45,6 +46,13 @@ class LeaseKeeper:
         finally:
             with self._lock:
                 self._held.pop((session_id, attempt), None)
+
+    def stop(self) -> None:
+        """This process is being stopped: every holder is to stop, and may give its session back."""
+        self.stopping.set()
+        with self._lock:
+            for lost in self._held.values():
+                lost.set()
 
     def _run(self) -> None:
         pause = threading.Event()

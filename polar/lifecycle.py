@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import CursorResult, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
-from polar.errors import ConflictError, LostLeaseError, NotFoundError, SessionError
+from polar.errors import ConflictError, LostLeaseError, NodeError, NotFoundError, SessionError
 from polar.models import Delivery, Lane, Node, RolloutSession, SessionEvent, Task, now
 from polar.spec import TaskRequest
 
@@ -214,11 +214,20 @@ def retry(db: Session, session: RolloutSession, error: SessionError) -> None:
     if session.stage_attempts >= MAX_STAGE_ATTEMPTS:
         fail(db, session, error)
         return
+    _requeue(db, session, error, session.stage_attempts + 1)
+
+
+def release(db: Session, session: RolloutSession) -> None:
+    """The same because its worker is being stopped: that counts against nobody."""
+    _requeue(db, session, NodeError("its worker was stopped", code="worker_stopped"), session.stage_attempts)
+
+
+def _requeue(db: Session, session: RolloutSession, error: SessionError, stage_attempts: int) -> None:
     moment = now()
     worker, note = session.worker, describe(session, error)
     values: dict[str, Any] = {"timing": _timing_after_run(session, moment), "queued_at": moment, "woken_at": moment}
     values |= {"state": State.QUEUED, "lease_until": None, "worker": None, "key_hash": None}
-    values |= {"attempt": session.attempt + 1, "stage_attempts": session.stage_attempts + 1}
+    values |= {"attempt": session.attempt + 1, "stage_attempts": stage_attempts}
     _guarded(db, session, values)
     _record(db, [session.id], "retry", session.stage, State.QUEUED, session.attempt, worker, note)
 

@@ -20,7 +20,7 @@ def configure(level: str = "INFO") -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
         root.addHandler(handler)
-    for chatty in ("httpx", "httpcore", "kombu", "amqp", "celery.redirected", "alembic.runtime.migration"):
+    for chatty in ("httpx", "httpcore", "kombu", "amqp", "celery", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

@@ -134,7 +134,7 @@ class Answer:
 
 def chain_step(digest: bytes, message: Message) -> bytes:
     """The name of a conversation that `message` extends; 16 bytes."""
-    return hashlib.sha256(digest + message.canonical()).digest()[:16]
+    return hashlib.blake2b(digest + message.canonical(), digest_size=16).digest()
 
 
 def hash_chain(fingerprint: bytes, messages: tuple[Message, ...]) -> list[bytes]:

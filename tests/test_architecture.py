@@ -15,7 +15,8 @@ LAYERS: list[set[str]] = [
 ]
 FAMILIES = {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers"}
 BASES = {
-    "harnesses": {"polar.runtimes.base"},
+    # Programs are installed on the node by the same bounded process call that runtimes run commands with.
+    "harnesses": {"polar.runtimes.base", "polar.runtimes", "polar.runtimes.environment", "polar.runtimes.process"},
     "evaluators": {"polar.runtimes.base"},
     "rewards": {"polar.evaluators.base"},
 }

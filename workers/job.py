@@ -15,7 +15,7 @@ from typing import Any
 
 from celery import Celery, chain
 from celery.exceptions import Ignore
-from celery.signals import celeryd_after_setup, setup_logging, worker_ready
+from celery.signals import celeryd_after_setup, setup_logging, worker_ready, worker_shutting_down
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -136,6 +136,12 @@ def _expand_lanes(sender: str, instance: Any, **_: Any) -> None:
     asked = list(instance.app.amqp.queues.consume_from)
     lanes = [settings.lane if name == NO_QUEUE else name for name in asked if name != SWEEP_QUEUE]
     instance.app.amqp.queues.select(expand(lanes) + [SWEEP_QUEUE] * (SWEEP_QUEUE in asked))
+
+
+@worker_shutting_down.connect
+def _give_back(**_: Any) -> None:
+    """A stopped worker ends its agents and gives their sessions back, instead of waiting for them."""
+    leases().stop()
 
 
 @worker_ready.connect

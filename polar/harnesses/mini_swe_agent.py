@@ -20,6 +20,9 @@ from polar.harnesses.base import AgentExit, Harness, Workplace, settings_of
 from polar.spec import AgentSpec, Spec
 
 VERSION = "2.4.6"
+LITELLM = "1.81.16"
+"""Its client library, which it leaves unpinned: 1.106 fails at the first call with tools, for want of a package
+that it does not ask for, and this one starts in half the time."""
 TRAJECTORY = "mini-swe-agent.trajectory.json"
 
 
@@ -30,6 +33,8 @@ class Settings(Spec):
     """False: `mini` is on PATH inside the runtime."""
     version: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!]*$")] = VERSION
     """The release to install."""
+    litellm_version: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+!]*$")] = LITELLM
+    """The release of its client library to install with it."""
     step_limit: int | None = Field(default=None, ge=1)
     """Model calls it makes at most; None: as many as it likes, within the session's budget."""
     config: str | tuple[str, ...] = ()
@@ -53,9 +58,8 @@ class MiniSweAgent(Harness):
                 raise HarnessError(said, code="not_installed")
             return
         folder = self._folder(place)
-        install.python_program(
-            f"mini-swe-agent=={self.settings.version}", folder, limits=place.limits, log=place.logs / "install"
-        )
+        wanted = [f"mini-swe-agent=={self.settings.version}", f"litellm=={self.settings.litellm_version}"]
+        install.python_program(wanted, folder, limits=place.limits, log=place.logs / "install")
         try:
             place.runtime.expose(folder)
         except RuntimeFault as error:
@@ -111,7 +115,8 @@ class MiniSweAgent(Harness):
         }
 
     def _folder(self, place: Workplace) -> Path:
-        return place.cache.absolute() / f"mini-swe-agent-{self.settings.version}"
+        name = f"mini-swe-agent-{self.settings.version}-litellm-{self.settings.litellm_version}"
+        return place.cache.absolute() / name
 
     @staticmethod
     def _trajectory(place: Workplace) -> str:

@@ -27,6 +27,7 @@ from polar.proxy.flights import Asked
 from polar.proxy.ledgers import Ledgers
 from polar.proxy.limits import Limits
 from polar.proxy.pool import EnginePool
+from polar.proxy.reads import Reads
 from polar.proxy.recorder import Recorder
 from polar.proxy.relay import Relay, error_response, json_response
 from polar.proxy.sessions import Caller, find_caller
@@ -59,15 +60,16 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        database = connect_async(settings.database_url)
+        database, reads = connect_async(settings.database_url, pool_size=1), Reads(settings.database_url, limits.commit)
         pool, recorder = EnginePool(), Recorder(database, limits.commit)
         writing = asyncio.create_task(recorder.run())
-        app.state.database = database
-        app.state.calls = ModelCalls(pool, Ledgers(database), recorder, limits)
+        app.state.reads = reads
+        app.state.calls = ModelCalls(pool, Ledgers(reads), recorder, limits)
         yield
         writing.cancel()
         await recorder.drain()
         await pool.close()
+        await reads.close()
         await database.dispose()
 
     return Starlette(routes=paths, lifespan=lifespan, exception_handlers={404: unknown, 405: unknown})
@@ -120,7 +122,7 @@ class Door:
         key = request.path_params.get("key") or self._dialect.secret(request.headers, request.query_params)
         if not key:
             raise AuthError("no key was sent: send the session's key as your API key, or as /s/<key> in the base URL")
-        caller = await find_caller(request.app.state.database, key)
+        caller = await find_caller(request.app.state.reads, key)
         if caller is None:
             raise AuthError("this key belongs to no session that is executing: it is wrong, or the session has ended")
         return caller, key

@@ -42,7 +42,7 @@ class Asked:
     def body_hash(self) -> bytes:
         """Names the call: a harness that sends the same again, streaming or not, repeats it."""
         asked = {key: value for key, value in self.body.items() if key not in ("stream", "stream_options")}
-        return hashlib.sha256(orjson.dumps([self.dialect.name, asked])).digest()[:16]
+        return hashlib.blake2b(orjson.dumps([self.dialect.name, asked]), digest_size=16).digest()
 
 
 @dataclass(eq=False, slots=True)

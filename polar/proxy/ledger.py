@@ -23,7 +23,7 @@ from polar.renderers.base import Renderer
 
 Ids = npt.NDArray[np.int32]
 ANCHOR = re.compile(r"call_([0-9a-f]{24})_\d+")
-CACHED_PROMPTS = 4
+CACHED_PROMPTS = 2
 """Whole prompts kept per session. Others are put together again from suffixes, so that memory grows with the
 session's tokens and not with the square of its turns."""
 
@@ -204,7 +204,7 @@ class Ledger:
 
 
 def _alone(message: Message) -> bytes:
-    return hashlib.sha256(message.canonical()).digest()[:16]
+    return hashlib.blake2b(message.canonical(), digest_size=16).digest()
 
 
 def make_node(

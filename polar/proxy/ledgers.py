@@ -8,21 +8,49 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from sqlalchemy import ARRAY, Row, Text, all_, literal, select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import ARRAY, Row, Text, all_, bindparam, select
 
 from polar.models import Completion
 from polar.proxy.ledger import Ledger, Node, as_ids
+from polar.proxy.reads import Reads
 
 KEPT = 1024
 """Sessions whose ledgers stay in memory; a session that comes back is read again."""
 
 
+MISSING = (
+    select(
+        Completion.id,
+        Completion.parent_id,
+        Completion.parsed["ledger"].label("hashes"),
+        Completion.chain_hash,
+        Completion.prompt_len,
+        Completion.suffix_ids,
+        Completion.output_ids,
+        Completion.delivered,
+    )
+    .where(
+        Completion.session_id == bindparam("session_id"),
+        Completion.attempt == bindparam("attempt"),
+        Completion.outcome == "answered",
+        Completion.id != all_(bindparam("known", type_=ARRAY(Text))),
+    )
+    .order_by(Completion.seq)
+)
+RECORDED = select(
+    Completion.parsed,
+    Completion.finish_reason,
+    Completion.finished_at,
+    Completion.output_ids,
+    Completion.delivered,
+).where(Completion.id == bindparam("id"))
+
+
 class Ledgers:
     """One ledger per attempt of a session, the least recently used forgotten first."""
 
-    def __init__(self, database: AsyncEngine) -> None:
-        self._database = database
+    def __init__(self, reads: Reads) -> None:
+        self._reads = reads
         self._kept: OrderedDict[tuple[str, int], Ledger] = OrderedDict()
 
     async def open(self, session_id: str, attempt: int) -> Ledger:
@@ -31,27 +59,7 @@ class Ledgers:
         self._kept.move_to_end((session_id, attempt))
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        missing = (
-            select(
-                Completion.id,
-                Completion.parent_id,
-                Completion.parsed["ledger"].label("hashes"),
-                Completion.chain_hash,
-                Completion.prompt_len,
-                Completion.suffix_ids,
-                Completion.output_ids,
-                Completion.delivered,
-            )
-            .where(
-                Completion.session_id == session_id,
-                Completion.attempt == attempt,
-                Completion.outcome == "answered",
-                Completion.id != all_(literal(list(ledger.nodes), ARRAY(Text))),
-            )
-            .order_by(Completion.seq)
-        )
-        async with self._database.connect() as db:
-            rows = (await db.execute(missing)).all()
+        rows = await self._reads.all(MISSING, session_id=session_id, attempt=attempt, known=list(ledger.nodes))
         for row in rows:
             ledger.add(_node(row))
         return ledger
@@ -64,16 +72,7 @@ class Ledgers:
 
     async def recorded(self, completion_id: str) -> Row[Any]:
         """An answered completion as it was served, and whether it was delivered."""
-        columns = (
-            Completion.parsed,
-            Completion.finish_reason,
-            Completion.finished_at,
-            Completion.output_ids,
-            Completion.logprobs,
-            Completion.delivered,
-        )
-        async with self._database.connect() as db:
-            return (await db.execute(select(*columns).where(Completion.id == completion_id))).one()
+        return (await self._reads.all(RECORDED, id=completion_id))[0]
 
 
 def _node(row: Row[Any]) -> Node:

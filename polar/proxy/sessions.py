@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import bindparam, select
 
 from polar.lifecycle import Stage, State
 from polar.models import Lane, RolloutSession, Task
+from polar.proxy.reads import Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,18 @@ FIND = (
     )
     .join(Task, Task.id == RolloutSession.task_pk)
     .outerjoin(Lane, Lane.name == RolloutSession.lane)
-    .where(RolloutSession.state == State.RUNNING, RolloutSession.stage == Stage.EXECUTE)
+    .where(
+        RolloutSession.key_hash == bindparam("key_hash"),
+        RolloutSession.state == State.RUNNING,
+        RolloutSession.stage == Stage.EXECUTE,
+    )
 )
 
 
-async def find_caller(database: AsyncEngine, key: str) -> Caller | None:
+async def find_caller(reads: Reads, key: str) -> Caller | None:
     """The session that this key speaks for; None if it is unknown or no longer executing."""
-    key_hash = hashlib.sha256(key.encode()).digest()
-    async with database.connect() as db:
-        row = (await db.execute(FIND.where(RolloutSession.key_hash == key_hash))).one_or_none()
-    if row is None:
+    found = await reads.all(FIND, key_hash=hashlib.sha256(key.encode()).digest())
+    if not found:
         return None
-    values = row._asdict()
+    values = found[0]._asdict()
     return Caller(**{**values, "sampling": values["sampling"] or {}})

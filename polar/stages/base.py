@@ -36,6 +36,23 @@ class Job:
     lane: LaneSpec
     cancelled: threading.Event
     """Set when the lease is lost: cancelled, ended, or taken over."""
+    handles: dict[str, Any] = field(default_factory=dict)
+    """The session's runtimes as this stage leaves them; starts as the row's."""
+
+    def __post_init__(self) -> None:
+        self.handles = dict(self.session.runtimes)
+
+    def keep(self, use: str, handle: dict[str, Any], **values: Any) -> None:
+        """Write a runtime's handle, and other columns, to the row. Raises LostLeaseError."""
+        handles = {**self.handles, use: handle}
+
+        def note(db: Session, row: RolloutSession) -> None:
+            row.runtimes = handles
+            for name, value in values.items():
+                setattr(row, name, value)
+
+        self.write(note)
+        self.handles = handles
 
     def limits(self, seconds: float | None = None) -> Limits:
         """What is left of the session's budget, or `seconds` if that is less."""

@@ -19,7 +19,6 @@ from polar.db import transaction
 from polar.evaluators.base import Case
 from polar.models import RolloutSession, TraceRow
 from polar.rewards import Decision, Ending, TraceFacts, decide
-from polar.runtimes.base import Runtime
 from polar.spec import EvaluatorSpec
 from polar.stages.base import Job, Outcome
 from polar.stages.prewarm import fresh_runtime
@@ -48,7 +47,9 @@ def evaluate(job: Job) -> Outcome:
 
 
 def _case(job: Job, spec: EvaluatorSpec, traces: list[TraceRow]) -> Case:
-    runtime = _runtime(job, spec)
+    handle = job.handles.get("agent")
+    agent_runtime = runtimes.attach(handle) if handle else None
+    runtime = fresh_runtime(job, "evaluator") if spec.refresh_runtime else agent_runtime
     env = {**(job.env(runtime.workdir) if runtime else {}), **spec.env}
     return Case(
         task=job.task,
@@ -56,17 +57,11 @@ def _case(job: Job, spec: EvaluatorSpec, traces: list[TraceRow]) -> Case:
         traces=[orjson.loads(zstandard.decompress(trace.body)) for trace in traces],
         agent_exit=job.session.agent_exit or {},
         runtime=runtime,
+        agent_runtime=agent_runtime,
         env=env,
         limits=job.limits(),
         logs=job.logs,
     )
-
-
-def _runtime(job: Job, spec: EvaluatorSpec) -> Runtime | None:
-    if spec.refresh_runtime:
-        return fresh_runtime(job, "evaluator")
-    handle = job.session.runtimes.get("agent")
-    return runtimes.attach(handle) if handle else None
 
 
 def _facts(trace: TraceRow) -> TraceFacts:

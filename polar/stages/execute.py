@@ -13,13 +13,12 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
 
 from polar import harnesses, runtimes
 from polar.db import transaction
 from polar.errors import HarnessError, LostLeaseError
 from polar.harnesses.base import AgentExit, Connection, Workplace
-from polar.models import Completion, RolloutSession
+from polar.models import Completion
 from polar.runtimes.base import Runtime
 from polar.stages.base import Job, Outcome
 from polar.stages.prewarm import fresh_runtime
@@ -59,7 +58,7 @@ def _run(harness: harnesses.Harness, place: Workplace) -> AgentExit:
 
 def _untouched_runtime(job: Job) -> Runtime:
     """The prewarmed runtime, unless an earlier attempt has been in it."""
-    handle = job.session.runtimes.get("agent")
+    handle = job.handles.get("agent")
     if handle is None or handle.get("used_by") not in (None, job.session.attempt):
         runtime = fresh_runtime(job, "agent")
     else:
@@ -69,15 +68,8 @@ def _untouched_runtime(job: Job) -> Runtime:
 
 def _workplace(job: Job, runtime: Runtime) -> Workplace:
     key = "sk-polar-" + secrets.token_urlsafe(32)
-    used = {**job.session.runtimes["agent"], "used_by": job.session.attempt}
-    handles = {**job.session.runtimes, "agent": used}
-
-    def note(db: Session, row: RolloutSession) -> None:
-        row.key_hash = hashlib.sha256(key.encode()).digest()
-        row.runtimes = handles
-
-    job.write(note)
-    job.session.runtimes = handles
+    used = {**job.handles["agent"], "used_by": job.session.attempt}
+    job.keep("agent", used, key_hash=hashlib.sha256(key.encode()).digest())
     model = job.task.agent.model_name or job.lane.engine.model or "policy"
     connection = Connection(runtime.reach(job.node.url), key, model)
     env = {**job.env(runtime.workdir), **connection.env(), **job.task.agent.env}

@@ -8,11 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from sqlalchemy.orm import Session
-
 from polar import runtimes
 from polar.errors import LostLeaseError, PrepareError, RuntimeFault
-from polar.models import RolloutSession
 from polar.runtimes.base import ExecResult, Limits, Runtime
 from polar.spec import PrepareAction
 from polar.stages.base import Job, Outcome
@@ -25,19 +22,12 @@ def prewarm(job: Job) -> Outcome:
 
 def fresh_runtime(job: Job, use: str) -> Runtime:
     """Start and prepare a runtime for `use` ("agent" or "evaluator"), replacing one that is there."""
-    old = job.session.runtimes.get(use)
+    old = job.handles.get(use)
     if old is not None:
         runtimes.attach(old).destroy()
     folder = job.folder / f"{use}-{job.session.attempt}"
     runtime = runtimes.create(job.runtime_spec(), job.session.id, folder)
-    handle = {**runtime.handle(), "attempt": job.session.attempt}
-    handles = {**job.session.runtimes, use: handle}
-
-    def note(db: Session, row: RolloutSession) -> None:
-        row.runtimes = handles
-
-    job.write(note)
-    job.session.runtimes = handles
+    job.keep(use, runtime.handle())
     limits = job.limits()
     runtime.start(limits)
     spec = job.runtime_spec()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,6 +44,8 @@ class Lane:
 
     def run(self, session_id: str, stage: Stage) -> bool:
         """Do one stage; True if the session went on to the next, so that its chain may go on."""
+        if self.leases.stopping.is_set():
+            return False
         with transaction(self.database) as db:
             session = lifecycle.claim(db, session_id, stage, self.worker)
             if session is None:
@@ -57,7 +60,7 @@ class Lane:
                 says = outcome.says
                 self._advance(job, outcome)
             except LostLeaseError:
-                says = "lost"
+                says = self._lost(job)
             except SessionError as failure:
                 error = failure
             except Exception as failure:  # noqa: BLE001 - a bug must end this session with a word, not hang it
@@ -78,7 +81,16 @@ class Lane:
             if lifecycle.advance(db, session, **outcome.values) is None:
                 after_commit(db, partial(self.clean, session))
 
+    def _lost(self, job: Job) -> str:
+        """Nothing to write, unless it was this process that is being stopped: then the session is given back."""
+        if self.leases.stopping.is_set():
+            with suppress(LostLeaseError), transaction(self.database) as db:
+                lifecycle.release(db, db.merge(job.session, load=False))
+        return "lost"
+
     def _failed(self, job: Job, error: SessionError) -> str:
+        if self.leases.stopping.is_set():
+            return self._lost(job)
         try:
             with transaction(self.database) as db:
                 session = db.merge(job.session, load=False)

@@ -1,0 +1,109 @@
+"""What is written is checked: settings, lifecycle words, commands, services and examples."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from polar import cli
+from polar.lifecycle import Stage, State
+from polar.settings import Settings
+from polar.spec import parse_task
+from polar.cli.client import load_task
+
+ROOT = Path(__file__).parents[2]
+
+
+def described() -> dict[str, tuple[str, str]]:
+    """Each setting's default and the sentence under it, from the source."""
+    tree = ast.parse((ROOT / "polar/settings.py").read_text())
+    (settings,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
+    found = {}
+    for field, text in zip(settings.body, settings.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            assert isinstance(field.target, ast.Name) and field.value is not None
+            found[field.target.id] = (str(ast.literal_eval(field.value)), str(text.value.value))
+    return found
+
+
+def settings_table() -> str:
+    """The table of docs/configuration.md as it must be."""
+    rows = [f"| `POLAR_{name.upper()}` | {default or '–'} | {text} |" for name, (default, text) in described().items()]
+    return "\n".join(rows)
+
+
+def test_every_setting_is_documented() -> None:
+    """docs/configuration.md holds exactly the settings of the source, with their defaults and sentences."""
+    assert {field.name for field in fields(Settings)} == described().keys()
+    assert settings_table() in (ROOT / "docs/configuration.md").read_text()
+
+
+def test_the_lifecycle_page_has_every_word() -> None:
+    """Stages with their own sentences, and every state and move."""
+    page = (ROOT / "docs/lifecycle.md").read_text()
+    source = (ROOT / "polar/lifecycle.py").read_text()
+    for stage in Stage:
+        sentence = re.search(rf'{stage.name} = "{stage}"\n    """(.*?)"""', source)
+        assert sentence and f"| {stage} | {sentence[1]} |" in page
+    assert all(state in page for state in State)
+
+
+def test_compose_has_one_service_for_each_process() -> None:
+    """Services and files of workers/ match one to one, and each command names its file's module or Celery's app."""
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    workers = {path.stem for path in (ROOT / "workers").glob("[a-z]*.py")}
+    assert workers | {"postgres", "redis"} == compose["services"].keys()
+    for name in workers:
+        command = " ".join(compose["services"][name]["command"])
+        assert f"workers.{name}" in command or "celery -A polar worker" in command
+        assert ast.get_docstring(ast.parse((ROOT / f"workers/{name}.py").read_text()))
+        assert {"postgres", "redis"} == compose["services"][name]["depends_on"].keys()
+    used = {volume.split(":")[0] for each in compose["services"].values() for volume in each.get("volumes", [])}
+    assert used == compose["volumes"].keys()
+    assert "PASSWORD: polar" not in (ROOT / "docker-compose.yml").read_text()
+
+
+def test_the_dockerfile_copies_what_it_needs() -> None:
+    """Everything that Docker is told to copy is there."""
+    for line in (ROOT / "Dockerfile").read_text().splitlines():
+        if line.startswith("COPY"):
+            assert all((ROOT / source).exists() for source in line.split()[1:-1]), line
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*/task.yaml")), ids=lambda path: path.parent.name)
+def test_every_example_is_a_valid_task_with_a_readme(path: Path) -> None:
+    """An example's task validates, and its page names the command that runs it."""
+    parse_task(load_task(path))
+    assert f"polar submit examples/{path.parent.name}/task.yaml" in (path.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(cli.main.commands))
+def test_every_command_explains_itself(name: str) -> None:
+    """Help has a sentence and an example."""
+    command = cli.main.commands[name]
+    assert command.help and command.epilog and command.epilog.startswith("Example: polar ")
+
+
+def test_the_readme_names_make_targets_that_exist() -> None:
+    """The two commands, and every file that the README sends the reader to."""
+    readme = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^    make ([a-z]+)", readme, re.M):
+        assert f"\n{target}:" in makefile
+    for link in re.findall(r"\]\(([^)#:]+)\)", readme):
+        assert (ROOT / link).exists(), link
+    for name in re.findall(r"`((?:polar|workers)/[a-z_/]+\.py)`", readme):
+        assert (ROOT / name).exists(), name
+
+
+def test_the_package_imports_without_side_effects() -> None:
+    """`import polar` loads nothing heavy and opens nothing."""
+    code = "import sys, polar; print(sorted({'celery', 'flask', 'numpy', 'sqlalchemy'} & set(sys.modules)))"
+    assert "[]" == subprocess.check_output([sys.executable, "-c", code], text=True).strip()
