@@ -457,7 +457,7 @@ def _settle(db: Session, task: Task) -> None:
         .where(RolloutSession.task_pk == task.id)
         .group_by(RolloutSession.state)
     )
-    counts = {state: count for state, count in rows}
+    counts = dict(rows.tuples().all())
     if any(counts.get(state, 0) for state in OPEN):
         return
     task.ended_at = now()

@@ -23,7 +23,8 @@ from polar.embedded import free_port
 from polar.keys import PREFIX
 from polar.settings import Settings, child_environ
 
-console = Console(highlight=False)
+# Where nobody looks at a terminal (CI, a file), a table needs no narrowing.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 STAGE_NAMES = ("prewarm", "execute", "reconstruct", "evaluate")
 START_SECONDS = 60.0
 

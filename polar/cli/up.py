@@ -88,13 +88,19 @@ def polar_services(plan: Plan) -> list[Service]:
     settings, node = plan.settings, plan.node
     embedded = [services.engine(settings, name, url, *arguments) for name, url, arguments in plan.engines]
     lanes = [lane.name for lane in node.lanes]
-    return [
-        *embedded,
+    together = [
         services.api(settings),
         services.proxy(settings, node),
         services.lane_worker(settings, lanes),
+        *embedded,
         services.beat(settings),
     ]
+    # They do not need each other to start, and most of a start is importing: all at once, then wait for all.
+    probes = [each.ready for each in together if each.ready is not None]
+    probes.append(services.answers(f"{plan.url}/readyz"))
+    started = [replace(each, ready=None) for each in together]
+    started[-1] = replace(started[-1], ready=lambda: all(probe() for probe in probes), ready_seconds=90.0)
+    return started
 
 
 def prepare_database(settings: Settings) -> str:

@@ -27,7 +27,7 @@ def python_program(requirements: Sequence[str], folder: Path, *, limits: Limits,
     if ready.is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(folder.name + ".lock"), limits, requirements[0]):
+    with locked(folder.with_name(folder.name + ".lock"), limits, requirements[0]):
         if not ready.is_file():
             # Left by an installation that was cut off. It is made in its place and not renamed into it, because
             # the scripts of a virtual environment hold its path.
@@ -61,7 +61,7 @@ def _do(argv: list[str], what: str, limits: Limits, log: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, limits: Limits, what: str) -> Iterator[None]:
+def locked(path: Path, limits: Limits, what: str) -> Iterator[None]:
     """Hold the lock file, waiting within the limits. The kernel lets go of it if we die."""
     with path.open("w") as file:
         while True:

@@ -57,7 +57,7 @@ class MiniSweAgent(Harness):
                 said = "mini is not on PATH inside the runtime; install mini-swe-agent there, or set settings.install"
                 raise HarnessError(said, code="not_installed")
             return
-        folder = self._folder(place)
+        folder = self.folder(place)
         wanted = [f"mini-swe-agent=={self.settings.version}", f"litellm=={self.settings.litellm_version}"]
         install.python_program(wanted, folder, limits=place.limits, log=place.logs / "install")
         try:
@@ -87,11 +87,11 @@ class MiniSweAgent(Harness):
         """The command line, for a shell."""
         program, builtin = "mini", "mini.yaml"
         if self.settings.install:
-            venv = Path(place.runtime.expose(self._folder(place)))
+            venv = Path(place.runtime.expose(self.folder(place)))
             program = str(venv / "bin" / "mini")
             # By its path: a bare name would first be looked for in the task's own folder.
-            found = self._folder(place).glob("lib/python*/site-packages/minisweagent/config/mini.yaml")
-            builtin = next((str(venv / path.relative_to(self._folder(place))) for path in found), builtin)
+            found = self.folder(place).glob("lib/python*/site-packages/minisweagent/config/mini.yaml")
+            builtin = next((str(venv / path.relative_to(self.folder(place))) for path in found), builtin)
         given = (self.settings.config,) if isinstance(self.settings.config, str) else self.settings.config
         configs = [builtin, *given]
         if self.settings.step_limit is not None:
@@ -114,7 +114,8 @@ class MiniSweAgent(Harness):
             **place.env,
         }
 
-    def _folder(self, place: Workplace) -> Path:
+    def folder(self, place: Workplace) -> Path:
+        """Where on the node it is installed."""
         name = f"mini-swe-agent-{self.settings.version}-litellm-{self.settings.litellm_version}"
         return place.cache.absolute() / name
 

@@ -66,8 +66,8 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
         app.state.reads = reads
         app.state.calls = ModelCalls(pool, Ledgers(reads), recorder, limits)
         yield
-        writing.cancel()
-        await recorder.drain()
+        recorder.close()
+        await writing
         await pool.close()
         await reads.close()
         await database.dispose()

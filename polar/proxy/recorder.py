@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, text, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from polar.errors import NodeError
@@ -99,6 +99,7 @@ class Recorder:
         self._patience = patience
         self._queue: list[Record] = []
         self._some = asyncio.Event()
+        self._closing = False
 
     async def intend(self, rows: list[dict[str, Any]]) -> None:
         """Commit that these calls are about to be made."""
@@ -115,21 +116,33 @@ class Recorder:
         self._add(Record("delivered", {"key": completion_id}))
 
     async def run(self) -> None:
-        """Write until cancelled."""
-        while True:
-            await self._some.wait()
-            batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
-            if not self._queue:
-                self._some.clear()
-            await self._write(batch)
+        """Write until `close`, and then what is left. If this ever fails, every call from then on does."""
+        try:
+            while self._queue or not self._closing:
+                await self._some.wait()
+                await self._write_next()
+        finally:
+            self._closing = True
+            _lose(self._queue)
 
-    async def drain(self) -> None:
-        """Write what is left, before the process ends."""
-        if self._queue:
-            batch, self._queue = self._queue, []
+    def close(self) -> None:
+        """Take nothing more; `run` returns once all is written."""
+        self._closing = True
+        self._some.set()
+
+    async def _write_next(self) -> None:
+        batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
+        if not self._queue and not self._closing:
+            self._some.clear()
+        try:
             await self._write(batch)
+        finally:
+            # Only a mistake of ours leaves a record undecided; whoever waits for it must not wait for ever.
+            _lose(batch)
 
     def _add(self, record: Record) -> None:
+        if self._closing:
+            raise NodeError("the proxy is going down, or can no longer record", code="not_recording")
         self._queue.append(record)
         self._some.set()
 
@@ -140,17 +153,14 @@ class Recorder:
     async def _write(self, batch: list[Record]) -> None:
         try:
             counts = await self._patiently(batch)
-        except (DBAPIError, NodeError) as error:
+        except (SQLAlchemyError, NodeError) as error:
             if len(batch) > 1 and not isinstance(error, NodeError):
                 # One record that the database refuses must not take its neighbours with it.
                 for record in batch:
                     await self._write([record])
                 return
             logger.error(line("record lost", kind=batch[0].kind, records=len(batch), error=type(error).__name__))
-            for record in batch:
-                if not record.done.done():
-                    record.done.set_exception(NodeError("the call could not be recorded", code="not_recorded"))
-                    record.done.exception()  # nobody waits for a delivery note: its loss is in the log already
+            _lose(batch)
             return
         for record in batch:
             if not record.done.done():
@@ -169,6 +179,14 @@ class Recorder:
                     raise NodeError("the database does not answer", code="database_down") from error
                 await asyncio.sleep(pause)
         raise NodeError("the database does not answer", code="database_down")
+
+
+def _lose(records: list[Record]) -> None:
+    """Tell whoever still waits that this was not recorded."""
+    for record in records:
+        if not record.done.done():
+            record.done.set_exception(NodeError("the call could not be recorded", code="not_recorded"))
+            record.done.exception()  # nobody waits for a delivery note, and its loss is in the log
 
 
 async def _commit(db: AsyncConnection, batch: list[Record]) -> set[Fence]:

@@ -76,11 +76,11 @@ def test_a_session_walks_all_stages_and_its_events_tell_the_story(database: Engi
         assert session is not None
         advance(database, session)
     ended = read(database, session_id)
-    assert (Stage.EVALUATE, State.COMPLETED) == (ended.stage, ended.state)
+    assert (ended.stage, ended.state) == (Stage.EVALUATE, State.COMPLETED)
     assert ended.ended_at is not None and ended.lease_until is None
     with transaction(database) as db:
         moves = [event.move for event in queries.events_of(db, session_id)]
-        assert TaskState.COMPLETED == queries.task(db, "task-1").state
+        assert queries.task(db, "task-1").state == TaskState.COMPLETED
     assert ["open", "place", *["claim", "advance"] * 4] == moves
     assert {"queued_ms", "run_ms"} == set(ended.timing["execute"])
 
@@ -119,9 +119,9 @@ def test_an_expired_lease_is_freed_and_the_old_holder_cannot_write(database: Eng
     with transaction(database) as db:
         db.execute(update(RolloutSession).values(lease_until=now() - timedelta(seconds=1)))
     dispatcher = FakeDispatcher()
-    assert 1 == sweep(database, dispatcher)["freed"]
+    assert sweep(database, dispatcher)["freed"] == 1
     freed = read(database, session_id)
-    assert (Stage.EXECUTE, State.QUEUED, 2) == (freed.stage, freed.state, freed.attempt)
+    assert (freed.stage, freed.state, freed.attempt) == (Stage.EXECUTE, State.QUEUED, 2)
     assert [(session_id, "execute", "gpu0")] == dispatcher.woken
     with transaction(database) as db:
         assert set() == lifecycle.renew(db, [(session_id, 1)])
@@ -139,8 +139,8 @@ def test_retries_run_out(database: Engine, lane: str) -> None:
         with transaction(database) as db:
             lifecycle.retry(db, db.merge(session, load=False), NodeError("the disk is full"))
     ended = read(database, session_id)
-    assert State.FAILED == ended.state
-    assert ended.error is not None and "node" == ended.error["blame"]
+    assert ended.state == State.FAILED
+    assert ended.error is not None and ended.error["blame"] == "node"
 
 
 def test_a_failure_stays_where_it_was(database: Engine, lane: str) -> None:
@@ -151,9 +151,9 @@ def test_a_failure_stays_where_it_was(database: Engine, lane: str) -> None:
     with transaction(database) as db:
         lifecycle.fail(db, db.merge(session, load=False), EvaluatorError("the tests could not be run"))
     ended = read(database, session_id)
-    assert (Stage.EVALUATE, State.FAILED) == (ended.stage, ended.state)
+    assert (ended.stage, ended.state) == (Stage.EVALUATE, State.FAILED)
     with transaction(database) as db:
-        assert TaskState.FAILED == queries.task(db, "task-1").state
+        assert queries.task(db, "task-1").state == TaskState.FAILED
 
 
 def test_two_last_sessions_end_at_once_and_the_task_still_ends(database: Engine, lane: str) -> None:
@@ -167,7 +167,7 @@ def test_two_last_sessions_end_at_once_and_the_task_still_ends(database: Engine,
     for thread in threads:
         thread.join()
     with transaction(database) as db:
-        assert TaskState.COMPLETED == queries.task(db, "task-1").state
+        assert queries.task(db, "task-1").state == TaskState.COMPLETED
 
 
 def test_a_running_name_is_refused_and_a_finished_one_may_be_used_again(database: Engine, lane: str) -> None:
@@ -180,7 +180,7 @@ def test_a_running_name_is_refused_and_a_finished_one_may_be_used_again(database
     submit(database)
     with transaction(database) as db:
         rows = db.scalars(select(Task).order_by(Task.created_at)).all()
-    assert [(TaskState.CANCELLED, False), (TaskState.RUNNING, True)] == [(row.state, row.current) for row in rows]
+    assert [(row.state, row.current) for row in rows] == [(TaskState.CANCELLED, False), (TaskState.RUNNING, True)]
 
 
 def test_placement_prefers_priority_then_fair_shares(database: Engine, lane: str) -> None:
@@ -189,13 +189,13 @@ def test_placement_prefers_priority_then_fair_shares(database: Engine, lane: str
     small = submit(database, task_id="small", num_samples=1)
     urgent = submit(database, task_id="urgent", num_samples=1, dispatch_priority=50)
     assert [urgent[0], big[0], small[0]] == place(database)
-    assert [] == place(database)
+    assert place(database) == []
 
 
 def test_a_task_for_another_lane_is_not_placed(database: Engine, lane: str) -> None:
     """`lanes` restricts who may take the task."""
     submit(database, lanes=["gpu7"])
-    assert [] == place(database)
+    assert place(database) == []
 
 
 def test_a_draining_node_takes_nothing(database: Engine, lane: str) -> None:
@@ -203,7 +203,7 @@ def test_a_draining_node_takes_nothing(database: Engine, lane: str) -> None:
     submit(database)
     with transaction(database) as db:
         queries.nodes(db)[0].draining = True
-    assert [] == place(database)
+    assert place(database) == []
 
 
 def test_execute_waits_for_room(database: Engine, lane: str) -> None:
@@ -215,7 +215,7 @@ def test_execute_waits_for_room(database: Engine, lane: str) -> None:
         assert session is not None
         advance(database, session)
     claims = [claim(database, session_id, Stage.EXECUTE) for session_id in ids]
-    assert [True, True, False] == [each is not None for each in claims]
+    assert [each is not None for each in claims] == [True, True, False]
     with transaction(database) as db:
         assert [ids[2]] == list(lifecycle.waiting_to_execute(db, "gpu0"))
 
@@ -230,8 +230,8 @@ def test_the_budget_starts_with_prewarm_and_ends_queued_sessions(database: Engin
     advance(database, session)
     with transaction(database) as db:
         db.execute(update(RolloutSession).values(deadline_at=now() - timedelta(seconds=1)))
-    assert 1 == sweep(database, FakeDispatcher())["overdue"]
-    assert State.TIMED_OUT == read(database, session_id).state
+    assert sweep(database, FakeDispatcher())["overdue"] == 1
+    assert read(database, session_id).state == State.TIMED_OUT
 
 
 def test_an_emptied_broker_is_healed(database: Engine, lane: str) -> None:
@@ -243,7 +243,7 @@ def test_an_emptied_broker_is_healed(database: Engine, lane: str) -> None:
     dispatcher = FakeDispatcher()
     sweep(database, dispatcher)
     assert [(session_id, "prewarm", "gpu0")] == dispatcher.woken
-    assert ["gpu0"] == dispatcher.looked
+    assert dispatcher.looked == ["gpu0"]
 
 
 def test_cancelling_is_idempotent_and_ends_everything(database: Engine, lane: str) -> None:
@@ -253,9 +253,9 @@ def test_cancelling_is_idempotent_and_ends_everything(database: Engine, lane: st
     claim(database, ids[0])
     for _ in range(2):
         with transaction(database) as db:
-            assert TaskState.CANCELLED == lifecycle.cancel_task(db, "task-1").state
+            assert lifecycle.cancel_task(db, "task-1").state == TaskState.CANCELLED
     with transaction(database) as db:
         states = {each.state for each in db.scalars(select(RolloutSession))}
-        assert 1 == len(db.scalars(select(Delivery)).all())
+        assert len(db.scalars(select(Delivery)).all()) == 1
     assert {State.CANCELLED} == states
     assert not states & OPEN

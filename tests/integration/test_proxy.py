@@ -508,6 +508,18 @@ def test_one_bad_record_spares_its_neighbours(database: Engine, proxy: str, sess
     assert sorted(found) == [200, 200, 200, 503]
 
 
+def test_database_drops_its_connections(database: Engine, proxy: str, session_id: str) -> None:
+    """A database that restarts costs no call: reads and records are done again."""
+    ask = client(proxy).chat.completions.create
+    ask(model="m", messages=[{"role": "user", "content": "hello"}])
+    with Session(database) as db:
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        db.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
+    database.dispose()
+    ask(model="m", messages=[{"role": "user", "content": "hello again"}])
+    assert [row.outcome for row in completions(database)] == ["answered", "answered"]
+
+
 def test_health(proxy: str) -> None:
     """The base URL answers probes."""
     assert httpx.get(proxy).json() == {"status": "ok", "service": "polar-proxy"}

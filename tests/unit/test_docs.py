@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from polar import cli
+from polar.cli.client import load_task
 from polar.lifecycle import Stage, State
 from polar.settings import Settings
 from polar.spec import parse_task
-from polar.cli.client import load_task
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,4 +106,4 @@ def test_the_readme_names_make_targets_that_exist() -> None:
 def test_the_package_imports_without_side_effects() -> None:
     """`import polar` loads nothing heavy and opens nothing."""
     code = "import sys, polar; print(sorted({'celery', 'flask', 'numpy', 'sqlalchemy'} & set(sys.modules)))"
-    assert "[]" == subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

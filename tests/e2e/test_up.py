@@ -1,0 +1,201 @@
+"""`polar up` as a subprocess, and a client that posts tasks: the whole way on real parts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from polar.cli.client import load_task
+from polar.embedded import free_port
+
+pytestmark = pytest.mark.e2e
+EXAMPLES = Path(__file__).parents[2] / "examples"
+THREE_CALLS = """python - <<'PY'
+import json, os, urllib.request
+messages = [{"role": "user", "content": "count"}]
+for turn in range(3):
+    body = json.dumps({"model": "m", "messages": messages, "max_tokens": 32}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body,
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
+    answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages += [answer, {"role": "user", "content": f"again {turn}"}]
+    %s
+PY"""
+
+
+@dataclass
+class Up:
+    """A running `polar up`."""
+
+    home: Path
+    port: int
+    process: subprocess.Popen[bytes]
+    http: httpx.Client
+
+    def submit(self, body: dict[str, Any]) -> str:
+        self.http.post("/rollout/task/submit", json=body).raise_for_status()
+        return str(body["task_id"])
+
+    def wait(self, task_id: str, seconds: float = 120) -> dict[str, Any]:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            status: dict[str, Any] = self.http.get(f"/rollout/task/{task_id}", params={"wait": 5}).json()
+            if status["status"] != "running":
+                return status
+        raise AssertionError(self.http.get(f"/tasks/{task_id}/sessions").text)
+
+    def run(self, body: dict[str, Any]) -> dict[str, Any]:
+        return self.wait(self.submit(body))
+
+
+def start(home: Path, port: int, proxy_port: int) -> Up:
+    """Start it and wait until a lane is alive."""
+    script = str(EXAMPLES / "calculator/script.json")
+    flags = ["--home", str(home), "--port", str(port), "--proxy-port", str(proxy_port), "--script", script]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
+    with (home.parent / "up.log").open("ab") as log:
+        argv = [sys.executable, "-m", "polar", "up", *flags]
+        process = subprocess.Popen(argv, stdout=log, stderr=log, env=env, cwd=home.parent)
+    end = time.monotonic() + 90
+    while time.monotonic() < end:
+        assert process.poll() is None, (home.parent / "up.log").read_text()
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=2).is_success:
+                break
+        except httpx.TransportError:
+            time.sleep(0.2)
+    key = (home / "api_key").read_text()
+    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"X-API-Key": key}, timeout=30)
+    return Up(home, port, process, http)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """One `polar up` for the tests of this file."""
+    running = start(tmp_path_factory.mktemp("up") / "home", free_port(), free_port())
+    yield running
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(40) == 0
+
+
+def example(name: str, **changes: Any) -> dict[str, Any]:
+    return {**load_task(EXAMPLES / name / "task.yaml"), "task_id": f"{name}-{uuid.uuid4().hex[:6]}", **changes}
+
+
+def shell(command: str, **changes: Any) -> dict[str, Any]:
+    body = {
+        "task_id": f"shell-{uuid.uuid4().hex[:6]}",
+        "instruction": "count",
+        "agent": {"harness": "shell", "custom_shell": {"command": command}},
+        "runtime": {"backend": "local"},
+        "builder": {"strategy": "prefix_merging"},
+        "lanes": ["scripted"],
+    }
+    return {**body, **changes}
+
+
+def test_tool_lookup_is_sampled_and_exact(up: Up) -> None:
+    """A real agent on the `openai` package: each session is one exact trace with aligned arrays and a reward."""
+    status = up.run(example("tool_lookup", num_samples=4))
+    assert status["status"] == "completed"
+    for result in status["results"]:
+        (trace,) = result["trajectory"]["traces"]
+        assert trace["fidelity"] == "exact"
+        assert len(trace["response_ids"]) == len(trace["loss_mask"]) == len(trace["response_logprobs"])
+        assert {0, 1} == set(trace["loss_mask"])
+        assert all(lp < 0 for lp, mask in zip(trace["response_logprobs"], trace["loss_mask"], strict=True) if mask)
+        assert trace["reward"] in (0.0, 0.2, 1.0)
+        stats = result["trajectory"]["metadata"]["reconstruction_stats"]
+        assert stats["completions_total"] == stats["completions_merged"] >= 2
+
+
+def test_mini_swe_agent_repairs_the_calculator(up: Up) -> None:
+    """The unmodified program from PyPI, answered by the script, makes the tests pass: reward 1.0."""
+    status = up.run(example("calculator"))
+    (result,) = status["results"]
+    assert (status["status"], result["status"]) == ("completed", "COMPLETED"), result["error"]
+    assert [trace["reward"] for trace in result["trajectory"]["traces"]] == [1.0]
+
+
+def test_a_harness_that_calls_no_model_fails_and_says_so(up: Up) -> None:
+    """A clean exit without a model call is a failure of the harness."""
+    (result,) = up.run(shell("true"))["results"]
+    assert (
+        result["status"],
+        result["metadata"]["error"]["blame"],
+        result["metadata"]["error"]["code"],
+    ) == ("ERROR", "harness", "no_model_calls")
+
+
+def test_an_agents_exit_code_is_believed(up: Up) -> None:
+    """An agent that fails after its calls still gets a trajectory, and its session says ERROR."""
+    (result,) = up.run(shell(THREE_CALLS % "pass" + "\nexit 3"))["results"]
+    assert (result["status"], result["trajectory"]["metadata"]["agent_result"]["exit_code"]) == ("ERROR", 3)
+    assert result["trajectory"]["traces"]
+
+
+def test_an_agent_out_of_time_keeps_its_trajectory(up: Up) -> None:
+    """The agent's own budget ends the agent, not the session: TIMEOUT with traces."""
+    command = THREE_CALLS % "import time; time.sleep(60) if turn == 1 else None"
+    (result,) = up.run(shell(command, agent_timeout_seconds=4))["results"]
+    assert (result["status"], result["metadata"]["state"]) == ("TIMEOUT", "completed")
+    assert result["metadata"]["turns"] == 2
+    assert result["trajectory"]["traces"]
+
+
+def test_cancelling_stops_the_agent(up: Up) -> None:
+    """Cancel ends a running session, and nothing of its agent is left."""
+    marker = f"sleep-{uuid.uuid4().hex}"
+    task_id = up.submit(shell(f"exec -a {marker} sleep 120"))
+    pattern = ["pgrep", "-f", marker]
+    end = time.monotonic() + 20
+    while subprocess.run(pattern, capture_output=True).returncode and time.monotonic() < end:
+        time.sleep(0.2)
+    assert up.http.delete(f"/rollout/task/{task_id}").json()["status"] == "cancelled"
+    while not subprocess.run(pattern, capture_output=True).returncode and time.monotonic() < end + 20:
+        time.sleep(0.2)
+    assert subprocess.run(pattern, capture_output=True).returncode == 1
+
+
+def test_the_command_line_submits_and_watches(up: Up, tmp_path: Path) -> None:
+    """`polar submit` exits 0 only if the task completed."""
+    env = {**os.environ, "POLAR_HOME": str(up.home), "POLAR_URL": f"http://127.0.0.1:{up.port}"}
+    name = f"cli-{uuid.uuid4().hex[:6]}"
+    good = str(EXAMPLES / "tool_lookup/task.yaml")
+    argv = [sys.executable, "-m", "polar", "submit", good, "--task-id", name, "--num-samples", "1"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "completed" in done.stdout) == (0, True), done.stdout + done.stderr
+    again = subprocess.run([*argv[:-4], "--task-id", "bad name"], env=env, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 1 and "task_id" in again.stderr and "Traceback" not in again.stderr
+
+
+def test_started_again_it_carries_on(tmp_path: Path) -> None:
+    """Stopped in the middle of a session by Ctrl-C, a new `polar up` in the same folder finishes the task."""
+    home, ports = tmp_path / "home", (free_port(), free_port())
+    first = start(home, *ports)
+    task_id = first.submit(shell(THREE_CALLS % "import time; time.sleep(2)"))
+    end = time.monotonic() + 30
+    while first.http.get(f"/tasks/{task_id}/sessions").json()["sessions"][0]["stage"] != "execute":
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    first.process.send_signal(signal.SIGINT)
+    assert first.process.wait(40) == 0
+    second = start(home, *ports)
+    try:
+        status = second.wait(task_id)
+        assert status["status"] == "completed"
+        assert status["results"][0]["trajectory"]["metadata"]["record_count"] == 3
+    finally:
+        second.process.send_signal(signal.SIGINT)
+        second.process.wait(40)
