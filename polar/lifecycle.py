@@ -24,7 +24,7 @@ from sqlalchemy import CursorResult, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from polar.errors import ConflictError, LostLeaseError, NodeError, NotFoundError, SessionError
-from polar.models import Delivery, Lane, Node, RolloutSession, SessionEvent, Task, now
+from polar.models import Delivery, Lane, Node, RolloutSession, SessionEvent, Task, TraceRow, now
 from polar.spec import TaskRequest
 
 LEASE_SECONDS = 10.0
@@ -445,7 +445,23 @@ def _end(
     values |= {"lease_until": None, "worker": None, "key_hash": None}
     _guarded(db, session, values)
     _record(db, [session.id], move, session.stage, state, session.attempt, worker, error or {})
+    if state is State.COMPLETED and _enough(db, task):
+        for other in task.sessions:
+            cancel(db, other, "enough usable sessions are in")
     _settle(db, task)
+
+
+def _enough(db: Session, task: Task) -> bool:
+    """Whether early_stop_min_usable_sessions is reached; usable means: completed, with a trace that may train."""
+    wanted = task.spec.get("early_stop_min_usable_sessions")
+    if wanted is None or task.state != TaskState.RUNNING:
+        return False
+    usable = (
+        select(func.count(func.distinct(TraceRow.session_id)))
+        .join(RolloutSession, RolloutSession.id == TraceRow.session_id)
+        .where(RolloutSession.task_pk == task.id, RolloutSession.state == State.COMPLETED, TraceRow.trainable)
+    )
+    return (db.scalar(usable) or 0) >= wanted
 
 
 def _settle(db: Session, task: Task) -> None:

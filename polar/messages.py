@@ -53,6 +53,32 @@ class Message:
         calls = [call.canonical() for call in self.tool_calls]
         return orjson.dumps([self.role, self.content.strip(), calls])
 
+    def chat_form(self) -> dict[str, Any]:
+        """As OpenAI Chat writes it: the form in which messages are kept and shown."""
+        form: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            form["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            form["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id:
+            form["tool_call_id"] = self.tool_call_id
+        return form
+
+    @classmethod
+    def from_chat_form(cls, form: dict[str, Any]) -> Message:
+        """The inverse of `chat_form`; what harnesses send is read by the dialect instead."""
+        functions = [(call["id"], call["function"]) for call in form.get("tool_calls", ())]
+        return cls(
+            role=form["role"],
+            content=form["content"],
+            reasoning=form.get("reasoning_content"),
+            tool_calls=tuple(ToolCall(id_, function["name"], function["arguments"]) for id_, function in functions),
+            tool_call_id=form.get("tool_call_id"),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:

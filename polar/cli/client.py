@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from polar.dispatch import STAGE_NAMES
 from polar.settings import Settings
 from polar.topology import load_topology
 
-console = Console(highlight=False)
+# Where nobody looks at a terminal (CI, a file), a table needs no narrowing.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 DONE_WORDS = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -154,26 +157,14 @@ def _tally(words: Any) -> list[tuple[str, int]]:
 
 
 def sessions_table(rows: list[dict[str, Any]]) -> Table:
-    """Sessions with what they cost and earned."""
-    table = Table(
-        "session", "state", "lane", "turns", "tokens", "prewarm", "execute", "reconstruct", "evaluate", "reward"
-    )
+    """Sessions with what they cost and earned; under "stages", the seconds of each stage in order."""
+    table = Table("session", "state", "lane", "turns", "tokens", "stages, s", "reward")
     for row in rows:
-        seconds = [
-            f"{row['stages'].get(stage, {}).get('run_ms', 0) / 1000:.2f} s"
-            for stage in ("prewarm", "execute", "reconstruct", "evaluate")
-        ]
+        spent = " ".join(f"{row['stages'].get(stage, {}).get('run_ms', 0) / 1000:.1f}" for stage in STAGE_NAMES)
         reward = "–" if row["reward"] is None else f"{row['reward']:.2f}"
         state = row["state"] if not row["error"] else f"{row['state']}: {row['error'][:60]}"
-        table.add_row(
-            row["session_id"][:12],
-            state,
-            row["lane"] or "–",
-            str(row["turns"]),
-            str(row["sampled_tokens"]),
-            *seconds,
-            reward,
-        )
+        numbers = (str(row["turns"]), str(row["sampled_tokens"]), spent, reward)
+        table.add_row(row["session_id"][4:12], state, row["lane"] or "–", *numbers)
     return table
 
 

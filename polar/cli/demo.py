@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from polar.cli.client import Client, load_task, watch
+from polar.cli.client import Client, console, load_task, watch
 from polar.cli.services import secret_file
+from polar.dispatch import STAGE_NAMES
 from polar.embedded import free_port
 from polar.keys import PREFIX
 from polar.settings import Settings, child_environ
 
-# Where nobody looks at a terminal (CI, a file), a table needs no narrowing.
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-STAGE_NAMES = ("prewarm", "execute", "reconstruct", "evaluate")
 START_SECONDS = 60.0
 
 
@@ -47,7 +44,7 @@ def demo(examples: Path, home: Path, skip_calculator: bool) -> None:
     ports = {"port": str(free_port()), "proxy-port": str(free_port())}
     names = ["tool_lookup"] if skip_calculator else ["tool_lookup", "calculator"]
     script = (examples / "calculator" / "script.json").resolve()
-    with _running(home.resolve(), ports, script) as client:
+    with RunningPolar(home.resolve(), ports, script) as client:
         console.print(f"Polar is up after {time.monotonic() - began:.1f} s at {client.url}")
         finals = [_run(client, examples / name / "task.yaml") for name in names]
         rows = [(final, client.call("GET", f"/tasks/{final['task_id']}/sessions")["sessions"]) for final in finals]
@@ -57,7 +54,7 @@ def demo(examples: Path, home: Path, skip_calculator: bool) -> None:
         raise SystemExit(1)
 
 
-class _running:  # noqa: N801 - a context manager, read as one
+class RunningPolar:
     """All of Polar in a child process, as `polar up` starts it."""
 
     def __init__(self, home: Path, ports: dict[str, str], script: Path) -> None:

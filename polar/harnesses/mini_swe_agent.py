@@ -109,6 +109,8 @@ class MiniSweAgent(Harness):
             "MSWEA_CONFIGURED": "true",
             "MSWEA_COST_TRACKING": "ignore_errors",
             "MSWEA_GLOBAL_CONFIG_DIR": f"{place.runtime.home}/mini-swe-agent",
+            # Its ten tries take four minutes, and the proxy has tried again already.
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "3",
             # Otherwise its client library fetches a price list from the internet at every start.
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             **place.env,

@@ -104,7 +104,7 @@ class Door:
     async def _generate(self, request: Request) -> Response:
         caller, secret = await self._caller(request)
         raw = await read_body(request, self._max_body)
-        body = parse_body(raw)
+        body, raw = parse_body(raw)
         asked = Asked(self._dialect, self._dialect.parse(body, request.path_params), caller, body, raw, secret)
         calls: ModelCalls = request.app.state.calls
         flight = calls.flights.board(asked)
@@ -144,15 +144,16 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """A JSON object. Raises BadRequest."""
+def parse_body(raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """A JSON object, and a text of it that any reader takes. Raises BadRequest."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         body = _lenient(raw, error)
+        raw = orjson.dumps(body)
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_json")
-    return body
+    return body, raw
 
 
 def _lenient(raw: bytes, strict: orjson.JSONDecodeError) -> Any:

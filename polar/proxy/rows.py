@@ -16,7 +16,7 @@ from sqlalchemy import Row
 
 from polar.engines.base import Generation
 from polar.errors import SessionError
-from polar.messages import Answer, Message, ModelRequest, Sampling, ToolCall
+from polar.messages import Answer, Message, ModelRequest, Sampling
 from polar.models import now
 from polar.proxy.flights import Asked
 from polar.proxy.ledger import Ids, Node, Place, as_ids
@@ -112,10 +112,7 @@ def failure(error: SessionError) -> dict[str, Any]:
 
 def served(message: Message, secret: str) -> dict[str, Any]:
     """An answer's message for the `parsed` column, with the key masked and without what jsonb refuses."""
-    calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls]
-    value: dict[str, Any] = {"role": "assistant", "content": message.content, "tool_calls": calls}
-    if message.reasoning is not None:
-        value["reasoning"] = message.reasoning
+    value = message.chat_form()
     data = orjson.dumps(value).replace(secret.encode(), MASK)
     if NUL in data:
         data = orjson.dumps(_without_nul(value)).replace(secret.encode(), MASK)
@@ -125,14 +122,13 @@ def served(message: Message, secret: str) -> dict[str, Any]:
 
 def answer_of(row: Row[Any], completion_id: str, model: str, prompt_tokens: int) -> Answer:
     """A recorded answer, to be given again."""
-    message = row.parsed["message"]
-    calls = tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in message["tool_calls"])
+    message = Message.from_chat_form(row.parsed["message"])
     finished: datetime = row.finished_at
     return Answer(
         id=completion_id,
         model=model,
-        message=Message("assistant", message["content"], message.get("reasoning"), calls),
-        finish_reason="tool_calls" if calls and row.finish_reason == "stop" else row.finish_reason,
+        message=message,
+        finish_reason="tool_calls" if message.tool_calls and row.finish_reason == "stop" else row.finish_reason,
         prompt_tokens=prompt_tokens,
         completion_tokens=len(as_ids(row.output_ids)),
         created=int(finished.timestamp()),

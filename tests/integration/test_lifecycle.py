@@ -12,7 +12,7 @@ from polar import lanes, lifecycle, queries
 from polar.db import transaction
 from polar.errors import ConflictError, EvaluatorError, LostLeaseError, NodeError
 from polar.lifecycle import ENDED, OPEN, STAGES, Stage, State, TaskState
-from polar.models import Delivery, RolloutSession, Task, now
+from polar.models import Delivery, RolloutSession, Task, TraceRow, now
 from polar.sweep import sweep
 from tests.fakes.dispatcher import FakeDispatcher
 from tests.fakes.tasks import task, topology
@@ -259,3 +259,30 @@ def test_cancelling_is_idempotent_and_ends_everything(database: Engine, lane: st
         assert len(db.scalars(select(Delivery)).all()) == 1
     assert {State.CANCELLED} == states
     assert not states & OPEN
+
+
+def test_early_stop_cancels_stragglers(database: Engine, lane: str) -> None:
+    """Once enough sessions completed with a trace that may train, the others are cancelled and the task completes."""
+    ids = submit(database, num_samples=3, early_stop_min_usable_sessions=1)
+    place(database)
+    session = to(database, ids[0], Stage.EVALUATE)
+    trace = {"prompt_ids": b"", "response_ids": b"", "loss_mask": b"", "fidelity": "exact", "body": b""}
+    with transaction(database) as db:
+        db.add(TraceRow(session_id=ids[0], number=0, trainable=True, **trace))
+    advance(database, session)
+    assert [read(database, each).state for each in ids] == [State.COMPLETED, State.CANCELLED, State.CANCELLED]
+    with transaction(database) as db:
+        assert queries.task(db, "task-1").state == TaskState.COMPLETED
+
+
+def test_a_stopped_worker_gives_back_without_a_count(database: Engine, lane: str) -> None:
+    """A release is a new attempt, so that the fence holds, but not one of the stage's tries."""
+    (session_id,) = submit(database)
+    place(database)
+    for _ in range(lifecycle.MAX_STAGE_ATTEMPTS + 1):
+        session = claim(database, session_id)
+        assert session is not None
+        with transaction(database) as db:
+            lifecycle.release(db, db.merge(session, load=False))
+    row = read(database, session_id)
+    assert (row.state, row.stage_attempts, row.attempt) == (State.QUEUED, 1, 5)

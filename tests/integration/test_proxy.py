@@ -31,6 +31,7 @@ from polar.proxy.app import create_app
 from polar.proxy.limits import Limits
 from polar.renderers import for_folder
 from polar.settings import Settings
+from polar.stages.calls import load_calls
 
 pytestmark = pytest.mark.integration
 
@@ -524,3 +525,17 @@ def test_health(proxy: str) -> None:
     """The base URL answers probes."""
     assert httpx.get(proxy).json() == {"status": "ok", "service": "polar-proxy"}
     assert httpx.head(proxy).status_code == 200
+
+
+def test_builders_can_read_it(database: Engine, proxy: str, session_id: str) -> None:
+    """What is recorded is read back as calls whose prompts and answers are whole."""
+    user = {"role": "user", "content": "How is the weather?"}
+    ask = client(proxy).chat.completions.create
+    first = ask(model="m", messages=[user], tools=[WEATHER]).choices[0].message
+    ask(model="m", messages=second_turn(first.model_dump()), tools=[WEATHER])
+    with Session(database) as db:
+        one, two = load_calls(db, session_id, 1)
+    assert two.prompt_ids.tolist()[: len(one.prompt_ids) + len(one.output_ids)] == [*one.prompt_ids, *one.output_ids]
+    assert one.answer["reasoning_content"] == "I should look."
+    assert one.answer["tool_calls"] == [call.model_dump() for call in first.tool_calls]
+    assert two.request["tools"] == [WEATHER]

@@ -128,7 +128,7 @@ def test_without_network_the_proxy_and_only_the_proxy_is_reached(
     tmp_path: Path, address: tuple[str, int], asked: dict[str, object]
 ) -> None:
     """The address that reach gives works, at the same time from two commands; all others do not."""
-    runtime = runtimes.create(RuntimeSpec(backend="bubblewrap", **asked), "s", tmp_path / "workspace")  # type: ignore[arg-type]
+    runtime = runtimes.create(RuntimeSpec(backend="bubblewrap", **asked), "s", tmp_path / "workspace")
     runtime.start(Limits(30))
     with socket.create_server(("127.0.0.1", 0)) as other:
         fetch = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
