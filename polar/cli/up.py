@@ -19,13 +19,22 @@ import migrations
 from polar import keys, log
 from polar.cli import services
 from polar.db import connect, transaction
-from polar.embedded import EmbeddedBroker, EmbeddedPostgres, Service, Supervisor, folder_lock, require_free_port
+from polar.embedded import (
+    EmbeddedBroker,
+    EmbeddedError,
+    EmbeddedPostgres,
+    Service,
+    Supervisor,
+    folder_lock,
+    free_port,
+    require_free_port,
+)
 from polar.settings import Settings
 from polar.spec import RuntimeSpec
 from polar.topology import EngineSpec, GatewaySpec, LaneSpec, NodeSpec, RolloutSpec, Topology, load_topology
 
 ENGINE_PORT = 8199
-"""Where the tiny engine listens; the scripted one takes the next port."""
+"""Where the tiny engine listens if nobody else does; the scripted one prefers the next port."""
 console = Console(stderr=True, highlight=False)
 
 
@@ -59,11 +68,11 @@ def make_plan(settings: Settings, topology_path: Path | None, script: Path | Non
         node_id = settings.node_id if settings.node_id in names or len(names) != 1 else names[0]
         settings = replace(settings, host=topology.rollout.host, port=topology.rollout.port, node_id=node_id)
     else:
-        url = f"http://127.0.0.1:{ENGINE_PORT}"
+        url = engine_url(ENGINE_PORT)
         engines.append(("engine", url, ()))
         lanes = [LaneSpec(name="gpu0", engine=EngineSpec(base_url=url), max_execute=4, ready_buffer=4)]
         if script is not None:
-            url = f"http://127.0.0.1:{ENGINE_PORT + 1}"
+            url = engine_url(ENGINE_PORT + 1)
             engines.append(("scripted-engine", url, ("--script", str(script.resolve()))))
             lanes.append(LaneSpec(name="scripted", engine=EngineSpec(base_url=url), max_execute=8, ready_buffer=8))
         node = NodeSpec(
@@ -81,6 +90,15 @@ def make_plan(settings: Settings, topology_path: Path | None, script: Path | Non
     token = settings.control_token or services.secret_file(home / "control_token")
     settings = replace(settings, topology=str(effective), control_token=token)
     return Plan(settings, topology, tuple(engines))
+
+
+def engine_url(port: int) -> str:
+    """This port if it is free, else another: nobody but the lane has to know an embedded engine's address."""
+    try:
+        require_free_port(port, "an engine")
+    except EmbeddedError:
+        port = free_port()
+    return f"http://127.0.0.1:{port}"
 
 
 def polar_services(plan: Plan) -> list[Service]:
@@ -119,8 +137,6 @@ def run(plan: Plan, on_ready: Callable[[Plan, str], None]) -> None:
     settings = plan.settings
     for wanted, port in (("the API", settings.port), ("the proxy", plan.node.port)):
         require_free_port(port, wanted)
-    for name, url, _ in plan.engines:
-        require_free_port(int(url.rpartition(":")[2]), f"the {name}")
     with folder_lock(settings.home_path):
         postgres = None if settings.database_url else EmbeddedPostgres(settings.home_path / "postgres")
         broker = None if settings.broker_url else EmbeddedBroker(settings.home_path / "broker")
