@@ -20,11 +20,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import CursorResult, func, insert, select, text, update
+from sqlalchemy import CursorResult, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from polar.errors import ConflictError, LostLeaseError, NodeError, NotFoundError, SessionError
-from polar.models import Delivery, Lane, Node, RolloutSession, SessionEvent, Task, TraceRow, now
+from polar.models import Delivery, Lane, RolloutSession, SessionEvent, Task, TraceRow, now
 from polar.spec import TaskRequest
 
 LEASE_SECONDS = 10.0
@@ -109,58 +109,6 @@ def submit(db: Session, request: TaskRequest) -> Task:
     return task
 
 
-PLACE = text(
-    """
-    WITH busy AS (
-        SELECT task_pk, count(*) AS held FROM sessions
-        WHERE ended_at IS NULL AND lane IS NOT NULL GROUP BY task_pk
-    ), ranked AS (
-        SELECT s.id, s.priority, s.queued_at,
-               coalesce(b.held, 0) + row_number() OVER (PARTITION BY s.task_pk ORDER BY s.number) AS share
-        FROM sessions s JOIN tasks t ON t.id = s.task_pk LEFT JOIN busy b ON b.task_pk = s.task_pk
-        WHERE s.lane IS NULL AND s.stage = :stage AND s.state = :state
-          AND (t.spec -> 'lanes' = 'null'::jsonb OR t.spec -> 'lanes' ? :lane)
-    )
-    SELECT s.id FROM sessions s JOIN ranked r ON r.id = s.id
-    WHERE s.lane IS NULL AND s.state = :state
-    ORDER BY r.priority DESC, r.share, r.queued_at LIMIT :room FOR UPDATE OF s SKIP LOCKED
-    """
-)
-
-
-def place(db: Session, lane_name: str) -> list[str]:
-    """Pin the best queued sessions to a lane that has room; their ids, best first.
-
-    Higher priority, then fair shares between tasks, then oldest. The lane's row lock makes room exact."""
-    lane = db.scalar(select(Lane).where(Lane.name == lane_name).with_for_update())
-    if lane is None or db.scalar(select(Node.draining).where(Node.id == lane.node_id)):
-        return []
-    held = db.scalar(
-        select(func.count())
-        .select_from(RolloutSession)
-        .where(
-            RolloutSession.lane == lane_name,
-            RolloutSession.ended_at.is_(None),
-            RolloutSession.stage.in_(BEFORE_RECONSTRUCT),
-        )
-    )
-    room = lane.max_execute + lane.ready_buffer - (held or 0)
-    if room <= 0:
-        return []
-    found = db.execute(
-        PLACE, {"stage": Stage.PREWARM, "state": State.QUEUED, "lane": lane_name, "room": room}
-    ).scalars()
-    ids = list(found)
-    if ids:
-        db.execute(
-            update(RolloutSession)
-            .where(RolloutSession.id.in_(ids))
-            .values(lane=lane_name, node_id=lane.node_id, woken_at=now())
-        )
-        _record(db, ids, "place", Stage.PREWARM, State.QUEUED, note={"lane": lane_name})
-    return ids
-
-
 # ── moves ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -190,7 +138,7 @@ def claim(db: Session, session_id: str, stage: Stage, worker: str) -> RolloutSes
     if stage is Stage.EXECUTE:
         values["execute_attempt"] = session.attempt
     _guarded(db, session, values)
-    _record(db, [session.id], "claim", stage, State.RUNNING, attempt=session.attempt, worker=worker)
+    record(db, [session.id], "claim", stage, State.RUNNING, attempt=session.attempt, worker=worker)
     return session
 
 
@@ -205,7 +153,7 @@ def advance(db: Session, session: RolloutSession, **values: Any) -> Stage | None
     values |= {"timing": _timing_after_run(session, moment), "queued_at": moment, "woken_at": moment}
     values |= {"stage": following, "state": State.QUEUED, "stage_attempts": 1, "lease_until": None, "worker": None}
     _guarded(db, session, values)
-    _record(db, [session.id], "advance", following, State.QUEUED, session.attempt, worker, {"from": left})
+    record(db, [session.id], "advance", following, State.QUEUED, session.attempt, worker, {"from": left})
     return following
 
 
@@ -229,7 +177,7 @@ def _requeue(db: Session, session: RolloutSession, error: SessionError, stage_at
     values |= {"state": State.QUEUED, "lease_until": None, "worker": None, "key_hash": None}
     values |= {"attempt": session.attempt + 1, "stage_attempts": stage_attempts}
     _guarded(db, session, values)
-    _record(db, [session.id], "retry", session.stage, State.QUEUED, session.attempt, worker, note)
+    record(db, [session.id], "retry", session.stage, State.QUEUED, session.attempt, worker, note)
 
 
 def fail(db: Session, session: RolloutSession, error: SessionError, **values: Any) -> None:
@@ -259,7 +207,8 @@ def cancel_task(db: Session, task_id: str) -> Task:
         raise NotFoundError(f"no task {task_id!r}")
     if task.state == TaskState.RUNNING:
         task.state = TaskState.CANCELLED
-        for session in task.sessions:
+        # In the order in which other statements lock several sessions, so that none waits for the other in a ring.
+        for session in sorted(task.sessions, key=lambda each: each.id):
             cancel(db, session)
         _settle(db, task)
     return task
@@ -273,7 +222,7 @@ def renew(db: Session, held: Iterable[tuple[str, int]]) -> set[str]:
     kept = set()
     until = now() + timedelta(seconds=LEASE_SECONDS)
     for session_id, attempt in held:
-        matched = _rowcount(
+        matched = rowcount(
             db.execute(
                 update(RolloutSession)
                 .where(
@@ -338,34 +287,6 @@ def unwoken(db: Session) -> list[RolloutSession]:
     return sessions
 
 
-def unplace_dead_lanes(db: Session) -> int:
-    """Sessions still queued in prewarm on a lane that stopped beating go back to the pool; how many."""
-    before = now() - timedelta(seconds=LANE_ALIVE_SECONDS)
-    dead = select(Lane.name).where(Lane.heartbeat_at < before)
-    return _rowcount(
-        db.execute(
-            update(RolloutSession)
-            .where(
-                RolloutSession.state == State.QUEUED,
-                RolloutSession.stage == Stage.PREWARM,
-                RolloutSession.lane.in_(dead),
-                RolloutSession.runtimes == {},
-            )
-            .values(lane=None, node_id=None)
-        )
-    )
-
-
-def waiting_to_execute(db: Session, lane: str, limit: int = 1) -> Sequence[str]:
-    """Sessions of this lane that are ready and only lack room, best first."""
-    return db.scalars(
-        select(RolloutSession.id)
-        .where(RolloutSession.lane == lane, RolloutSession.stage == Stage.EXECUTE, RolloutSession.state == State.QUEUED)
-        .order_by(RolloutSession.priority.desc(), RolloutSession.queued_at)
-        .limit(limit)
-    ).all()
-
-
 def held_row(db: Session, session: RolloutSession) -> RolloutSession:
     """The row, locked, if the holder of `session` still holds it. Raises LostLeaseError."""
     row = db.scalar(
@@ -414,7 +335,7 @@ def _room_to_execute(db: Session, lane_name: str | None) -> bool:
 
 
 def _guarded(db: Session, session: RolloutSession, values: dict[str, Any]) -> None:
-    matched = _rowcount(
+    matched = rowcount(
         db.execute(
             update(RolloutSession)
             .where(
@@ -444,7 +365,7 @@ def _end(
     values |= {"state": state, "error": error, "ended_at": moment}
     values |= {"lease_until": None, "worker": None, "key_hash": None}
     _guarded(db, session, values)
-    _record(db, [session.id], move, session.stage, state, session.attempt, worker, error or {})
+    record(db, [session.id], move, session.stage, state, session.attempt, worker, error or {})
     if state is State.COMPLETED and _enough(db, task):
         for other in task.sessions:
             cancel(db, other, "enough usable sessions are in")
@@ -490,7 +411,7 @@ def _timing_after_run(session: RolloutSession, moment: datetime) -> dict[str, An
     return {**session.timing, session.stage: timing}
 
 
-def _record(
+def record(
     db: Session,
     ids: Sequence[str],
     move: str,
@@ -500,6 +421,7 @@ def _record(
     worker: str | None = None,
     note: dict[str, Any] | None = None,
 ) -> None:
+    """Add one event for each session: part of the transaction that moves it."""
     row = {"move": move, "stage": stage, "state": state, "attempt": attempt, "worker": worker, "note": note or {}}
     db.execute(insert(SessionEvent), [{"session_id": session_id, **row} for session_id in ids])
 
@@ -508,6 +430,7 @@ def _ms(start: datetime, end: datetime) -> int:
     return max(0, round((end - start).total_seconds() * 1000))
 
 
-def _rowcount(result: Any) -> int:
+def rowcount(result: Any) -> int:
+    """Rows that a statement matched."""
     assert isinstance(result, CursorResult)
     return result.rowcount

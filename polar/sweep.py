@@ -10,7 +10,7 @@ from functools import partial
 
 from sqlalchemy import Engine
 
-from polar import lanes, lifecycle
+from polar import lanes, lifecycle, placement
 from polar.db import after_commit, transaction
 from polar.dispatch import Dispatcher
 from polar.errors import NodeError
@@ -29,7 +29,7 @@ def sweep(database: Engine, dispatcher: Dispatcher) -> dict[str, int]:
             lifecycle.time_out(db, session)
         counts["overdue"] = len(late)
     with transaction(database) as db:
-        counts["unplaced"] = lifecycle.unplace_dead_lanes(db)
+        counts["unplaced"] = placement.unplace_dead_lanes(db)
         for session in lifecycle.unwoken(db):
             after_commit(db, partial(dispatcher.wake, session.id, session.stage, str(session.lane)))
             counts["woken"] += 1

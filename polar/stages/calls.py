@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session
 from polar.builders.base import Call, Ids
 from polar.dialects import DIALECTS
 from polar.dialects.base import BadRequest, Dialect
-from polar.messages import Message
 from polar.models import Completion
 from polar.registry import load
 
@@ -77,19 +76,4 @@ def _chat_request(row: Completion) -> dict[str, Any]:
         # Recorded because it was asked, refused because of what it asked: it has no messages to show.
         return {"messages": [], "tools": None}
     tools = [{"type": "function", "function": tool.raw} for tool in request.tools]
-    return {"messages": [chat_message(each) for each in request.messages], "tools": tools or None}
-
-
-def chat_message(message: Message) -> dict[str, Any]:
-    """One message in the OpenAI Chat form."""
-    form: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        form["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        form["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        form["tool_call_id"] = message.tool_call_id
-    return form
+    return {"messages": [each.chat_form() for each in request.messages], "tools": tools or None}

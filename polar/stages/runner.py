@@ -13,7 +13,7 @@ from functools import partial
 
 from sqlalchemy import Engine
 
-from polar import lanes, lifecycle, runtimes
+from polar import lanes, lifecycle, placement, runtimes
 from polar.db import after_commit, transaction
 from polar.dispatch import Dispatcher
 from polar.errors import LostLeaseError, NodeError, SessionError
@@ -113,7 +113,7 @@ class Lane:
         if stage in lifecycle.BEFORE_RECONSTRUCT:
             if stage is Stage.EXECUTE:
                 with transaction(self.database) as db:
-                    waiting = lifecycle.waiting_to_execute(db, self.spec.name)
+                    waiting = placement.waiting_to_execute(db, self.spec.name)
                 for session_id in waiting:
                     self.dispatcher.wake(session_id, Stage.EXECUTE, self.spec.name)
             self.look()
@@ -121,7 +121,7 @@ class Lane:
     def look(self) -> int:
         """Take queued sessions while there is room; how many."""
         with transaction(self.database) as db:
-            ids = lifecycle.place(db, self.spec.name)
+            ids = placement.place(db, self.spec.name)
             for session_id in ids:
                 after_commit(db, partial(self.dispatcher.wake, session_id, Stage.PREWARM, self.spec.name))
         return len(ids)

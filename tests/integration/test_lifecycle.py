@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, select, update
 
-from polar import lanes, lifecycle, queries
+from polar import lanes, lifecycle, placement, queries
 from polar.db import transaction
 from polar.errors import ConflictError, EvaluatorError, LostLeaseError, NodeError
 from polar.lifecycle import ENDED, OPEN, STAGES, Stage, State, TaskState
@@ -35,7 +35,7 @@ def submit(database: Engine, **changes: object) -> list[str]:
 
 def place(database: Engine) -> list[str]:
     with transaction(database) as db:
-        return lifecycle.place(db, "gpu0")
+        return placement.place(db, "gpu0")
 
 
 def claim(database: Engine, session_id: str, stage: Stage = Stage.PREWARM) -> RolloutSession | None:
@@ -217,7 +217,7 @@ def test_execute_waits_for_room(database: Engine, lane: str) -> None:
     claims = [claim(database, session_id, Stage.EXECUTE) for session_id in ids]
     assert [each is not None for each in claims] == [True, True, False]
     with transaction(database) as db:
-        assert [ids[2]] == list(lifecycle.waiting_to_execute(db, "gpu0"))
+        assert [ids[2]] == list(placement.waiting_to_execute(db, "gpu0"))
 
 
 def test_the_budget_starts_with_prewarm_and_ends_queued_sessions(database: Engine, lane: str) -> None:

@@ -1,0 +1,94 @@
+"""Placement is pull: a lane with room takes the best queued session, and from then on the session is pinned to it.
+
+Sets only lane, node and wake-up times; stage and state are `lifecycle`'s alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.orm import Session
+
+from polar.lifecycle import BEFORE_RECONSTRUCT, LANE_ALIVE_SECONDS, Stage, State, record, rowcount
+from polar.models import Lane, Node, RolloutSession, now
+
+PLACE = text(
+    """
+    WITH busy AS (
+        SELECT task_pk, count(*) AS held FROM sessions
+        WHERE ended_at IS NULL AND lane IS NOT NULL GROUP BY task_pk
+    ), ranked AS (
+        SELECT s.id, s.priority, s.queued_at,
+               coalesce(b.held, 0) + row_number() OVER (PARTITION BY s.task_pk ORDER BY s.number) AS share
+        FROM sessions s JOIN tasks t ON t.id = s.task_pk LEFT JOIN busy b ON b.task_pk = s.task_pk
+        WHERE s.lane IS NULL AND s.stage = :stage AND s.state = :state
+          AND (t.spec -> 'lanes' = 'null'::jsonb OR t.spec -> 'lanes' ? :lane)
+    )
+    SELECT s.id FROM sessions s JOIN ranked r ON r.id = s.id
+    WHERE s.lane IS NULL AND s.state = :state
+    ORDER BY r.priority DESC, r.share, r.queued_at LIMIT :room FOR UPDATE OF s SKIP LOCKED
+    """
+)
+
+
+def place(db: Session, lane_name: str) -> list[str]:
+    """Pin the best queued sessions to a lane that has room; their ids, best first.
+
+    Higher priority, then fair shares between tasks, then oldest. The lane's row lock makes room exact."""
+    lane = db.scalar(select(Lane).where(Lane.name == lane_name).with_for_update())
+    if lane is None or db.scalar(select(Node.draining).where(Node.id == lane.node_id)):
+        return []
+    held = db.scalar(
+        select(func.count())
+        .select_from(RolloutSession)
+        .where(
+            RolloutSession.lane == lane_name,
+            RolloutSession.ended_at.is_(None),
+            RolloutSession.stage.in_(BEFORE_RECONSTRUCT),
+        )
+    )
+    room = lane.max_execute + lane.ready_buffer - (held or 0)
+    if room <= 0:
+        return []
+    found = db.execute(
+        PLACE, {"stage": Stage.PREWARM, "state": State.QUEUED, "lane": lane_name, "room": room}
+    ).scalars()
+    ids = list(found)
+    if ids:
+        db.execute(
+            update(RolloutSession)
+            .where(RolloutSession.id.in_(ids))
+            .values(lane=lane_name, node_id=lane.node_id, woken_at=now())
+        )
+        record(db, ids, "place", Stage.PREWARM, State.QUEUED, note={"lane": lane_name})
+    return ids
+
+
+def unplace_dead_lanes(db: Session) -> int:
+    """Sessions still queued in prewarm on a lane that stopped beating go back to the pool; how many."""
+    before = now() - timedelta(seconds=LANE_ALIVE_SECONDS)
+    dead = select(Lane.name).where(Lane.heartbeat_at < before)
+    return rowcount(
+        db.execute(
+            update(RolloutSession)
+            .where(
+                RolloutSession.state == State.QUEUED,
+                RolloutSession.stage == Stage.PREWARM,
+                RolloutSession.lane.in_(dead),
+                RolloutSession.runtimes == {},
+            )
+            .values(lane=None, node_id=None)
+        )
+    )
+
+
+def waiting_to_execute(db: Session, lane: str, limit: int = 1) -> Sequence[str]:
+    """Sessions of this lane that are ready and only lack room, best first."""
+    return db.scalars(
+        select(RolloutSession.id)
+        .where(RolloutSession.lane == lane, RolloutSession.stage == Stage.EXECUTE, RolloutSession.state == State.QUEUED)
+        .order_by(RolloutSession.priority.desc(), RolloutSession.queued_at)
+        .limit(limit)
+    ).all()
