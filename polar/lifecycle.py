@@ -394,7 +394,7 @@ def _settle(db: Session, task: Task) -> None:
         .where(RolloutSession.task_pk == task.id)
         .group_by(RolloutSession.state)
     )
-    counts = dict(rows.tuples().all())
+    counts: dict[str, int] = dict(rows.all())
     if any(counts.get(state, 0) for state in OPEN):
         return
     task.ended_at = now()
