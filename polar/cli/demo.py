@@ -101,18 +101,18 @@ def _run(client: Client, path: Path) -> dict[str, Any]:
 
 
 def _table(tasks: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> Table:
-    table = Table("task", "session", "state", "engine", "stages, s", "traces", "tokens", "fidelity", "reward")
+    table = Table("task", "session", "state", "model", "stages, s", "traces", "tokens", "fidelity", "reward")
     for final, rows in tasks:
         results = {result["session_id"]: result for result in final["results"]}
         for row in rows:
             result = results[row["session_id"]]
             traces = result["trajectory"]["traces"]
             spent = " ".join(f"{row['stages'].get(stage, {}).get('run_ms', 0) / 1000:.1f}" for stage in STAGE_NAMES)
-            engine = "scripted" if row["lane"] == "scripted" else "tiny"
+            model = result["trajectory"]["metadata"].get("model_used") or "–"
             fidelity = ", ".join(sorted({trace["fidelity"] for trace in traces})) or "–"
             reward = "–" if row["reward"] is None else f"{row['reward']:.1f}"
             numbers = (str(len(traces)), str(row["sampled_tokens"]), fidelity, reward)
-            table.add_row(final["task_id"], row["session_id"][4:12], row["state"], engine, spent, *numbers)
+            table.add_row(final["task_id"], row["session_id"][4:12], row["state"], model, spent, *numbers)
     return table
 
 
@@ -124,7 +124,7 @@ def _explain(tasks: list[tuple[dict[str, Any], list[dict[str, Any]]]], home: Pat
         rewards = [row["reward"] for row in rows if row["reward"] is not None]
         mean = sum(rewards) / len(rewards) if rewards else float("nan")
         console.print(f"{final['task_id']}: {final['status']}, mean reward {mean:.2f} over {len(rewards)} sessions")
-    console.print(f"stages are {', '.join(STAGE_NAMES)}; scripted answers are replayed, not sampled")
+    console.print(f"stages are {', '.join(STAGE_NAMES)}; answers of polar-scripted are replayed, not sampled")
     console.print(
         f"\n{seconds:.1f} s in all. Everything is kept in {home}: `polar up --home {home}` finds it again.\n"
         "Read on: README.md, docs/lifecycle.md, examples/tool_lookup/README.md",

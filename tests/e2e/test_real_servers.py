@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,35 @@ import pytest
 from polar.embedded import free_port
 
 pytestmark = pytest.mark.e2e
+STAGES = ("prewarm", "execute", "reconstruct", "evaluate")
+
+
+@pytest.mark.parametrize(
+    ("asked", "served"), [("gpu0", {f"gpu0.{stage}" for stage in STAGES}), ("gpu0.execute", {"gpu0.execute"})]
+)
+def test_a_worker_serves_the_lane_or_the_stage_it_was_given(
+    database_url: str, broker_url: str, tmp_path: Path, asked: str, served: set[str]
+) -> None:
+    """`celery -A polar worker -Q gpu0` consumes the lane's four queues, `-Q gpu0.execute` that one alone."""
+    env = {**os.environ, "POLAR_DATABASE_URL": database_url, "POLAR_BROKER_URL": broker_url}
+    output = tmp_path / "worker.log"
+    with output.open("wb") as log:
+        argv = [sys.executable, "-m", "celery", "-A", "polar", "worker", "-Q", asked, "-c", "2"]
+        process = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + 60
+        while "[queues]" not in output.read_text() or served - _queues(output):
+            assert process.poll() is None and time.monotonic() < end, output.read_text()
+            time.sleep(0.2)
+        assert _queues(output) == served
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def _queues(output: Path) -> set[str]:
+    """The queues of a worker's banner."""
+    return set(re.findall(r"\.> (\S+)\s+exchange=", output.read_text()))
 
 
 def test_named_servers_are_used_and_nothing_is_embedded(database_url: str, broker_url: str, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_mini_swe_agent_repairs_the_calculator(up: Up) -> None:
     (result,) = status["results"]
     assert (status["status"], result["status"]) == ("completed", "COMPLETED"), result["error"]
     assert [trace["reward"] for trace in result["trajectory"]["traces"]] == [1.0]
+    assert result["trajectory"]["metadata"]["model_used"] == "polar-scripted"
 
 
 def test_a_harness_that_calls_no_model_fails_and_says_so(up: Up) -> None:
