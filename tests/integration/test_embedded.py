@@ -335,6 +335,7 @@ def test_nothing_outlives_a_killed_supervisor(
 def test_second_interrupt_kills(supervise: Callable[..., tuple[subprocess.Popen[str], list[int]]]) -> None:
     """A second Ctrl-C does not wait for a service that will not stop."""
     proc, pids = supervise(STUBBORN)
+    until(lambda: bool(children(pids[2])))  # its trap stands once it has gone to sleep
     proc.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         proc.wait(0.7)
