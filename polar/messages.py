@@ -7,6 +7,7 @@ the ledger compares them. What a dialect did not understand is kept in the recor
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -35,15 +36,37 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """A picture inside a message's content, at its place among the text."""
+
+    source: str
+    """A URL; a data: URL where the bytes came with the request."""
+    start: int
+    end: int
+    """content[start:end] stands for it before a model that sees no images."""
+
+    def digest(self) -> str:
+        """Names the picture."""
+        return hashlib.blake2b(self.source.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation."""
 
     role: Role
     content: str = ""
+    """What a model that reads text alone is shown; where `images` are, words stand in their place."""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    images: tuple[Image, ...] = ()
+    is_error: bool = False
+    """Of a tool's result: the tool failed. What it said is in `content` either way."""
+    anchor: str | None = None
+    """The end of the id of the completion that this message is, where the harness returned an id or signature of ours
+    that is not a tool call's."""
 
     def canonical(self) -> bytes:
         """What must be equal for two messages to be the same message.
@@ -51,11 +74,11 @@ class Message:
         Reasoning and tool-call ids are left out: harnesses drop the one and rewrite the other, and neither
         changes what a template prints for a message that was not sampled."""
         calls = [call.canonical() for call in self.tool_calls]
-        return orjson.dumps([self.role, self.content.strip(), calls])
+        return orjson.dumps([self.role, self.content.strip(), calls, *(image.digest() for image in self.images)])
 
     def chat_form(self) -> dict[str, Any]:
         """As OpenAI Chat writes it: the form in which messages are kept and shown."""
-        form: dict[str, Any] = {"role": self.role, "content": self.content}
+        form: dict[str, Any] = {"role": self.role, "content": self._parts() if self.images else self.content}
         if self.reasoning:
             form["reasoning_content"] = self.reasoning
         if self.tool_calls:
@@ -65,7 +88,20 @@ class Message:
             ]
         if self.tool_call_id:
             form["tool_call_id"] = self.tool_call_id
+        if self.is_error:
+            form["is_error"] = True
         return form
+
+    def _parts(self) -> list[dict[str, Any]]:
+        parts: list[dict[str, Any]] = []
+        place = 0
+        for image in self.images:
+            if before := self.content[place : image.start]:
+                parts.append({"type": "text", "text": before})
+            parts.append({"type": "image_url", "image_url": {"url": image.source}})
+            place = image.end
+        rest = self.content[place:]
+        return [*parts, {"type": "text", "text": rest}] if rest else parts
 
     @classmethod
     def from_chat_form(cls, form: dict[str, Any]) -> Message:
@@ -89,6 +125,12 @@ class Tool:
     parameters: dict[str, Any] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
     """The function object as the harness sent it, key order included: templates print it."""
+    kind: str = "function"
+    """What it is on the wire, where that is not a function: the dialect that offered it turns calls back into that."""
+    wire_name: str | None = None
+    """Its name on the wire where that is not `name`."""
+    namespace: str | None = None
+    """The group that it was offered in, where the wire has groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +147,8 @@ class Sampling:
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    json_schema: str | None = None
+    """JSON text of the schema that the answer must satisfy; of the empty one, for any JSON object."""
 
     def override(self, task: dict[str, Any]) -> Sampling:
         """The task's sampling spec wins, so that data is on-policy; limits only ever get tighter."""
@@ -134,8 +178,15 @@ class ModelRequest:
     stream: bool = False
     include_usage: bool = False
     want_logprobs: bool = False
+    top_logprobs: int = 0
     marks: tuple[str, ...] = ()
     """What this request asks that cannot be honoured in full, one word each; kept on the completion."""
+    raw: Mapping[str, Any] = field(default_factory=dict)
+    """The body, for what a dialect repeats in its answers."""
+
+    def tool(self, name: str) -> Tool | None:
+        """The tool that the model calls by this name."""
+        return next((tool for tool in self.tools if tool.name == name), None)
 
     def fingerprint(self) -> bytes:
         """Hash of everything before the first message: a change here is another conversation."""
@@ -156,6 +207,11 @@ class Answer:
     created: int
     token_texts: tuple[str, ...] = ()
     logprobs: tuple[float, ...] = ()
+    stop_sequence: str | None = None
+    """The stop string that ended it."""
+    cached_tokens: int = 0
+    """Of the prompt's, those that the engine had at hand."""
+    reasoning_tokens: int = 0
 
 
 def chain_step(digest: bytes, message: Message) -> bytes:

@@ -110,6 +110,8 @@ class AgentSpec(Spec):
     mcp_servers: tuple[MCPServerSpec, ...] = ()
     skills_path: str | None = None
     custom_shell: ExecInput | None = None
+    other_models: Literal["serve", "refuse"] = "serve"
+    """Addition. What becomes of a call for a model that is not `model_name`: the policy answers it, or a 404 does."""
 
     @property
     def name(self) -> str:
@@ -121,6 +123,8 @@ class AgentSpec(Spec):
             raise ValueError("give exactly one of harness and import_path")
         if (self.harness == "shell") != (self.custom_shell is not None):
             raise ValueError("custom_shell is required with harness 'shell', and only there")
+        if self.other_models == "refuse" and self.model_name is None:
+            raise ValueError("other_models: refuse needs model_name")
         if self.harness == "shell" and (self.mcp_servers or self.skills_path):
             raise ValueError("the shell harness takes no mcp_servers and no skills_path")
         return self

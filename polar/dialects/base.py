@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import orjson
 
-from polar.messages import Answer, ModelRequest
+from polar.messages import Answer, ModelRequest, ToolCall
 
 
 class BadRequest(Exception):  # noqa: N818 - the name of the answer, as HTTP has it
@@ -35,7 +35,10 @@ class Route:
     path: str
     method: str = "POST"
     kind: str = "generate"
-    """`generate` for a model call; else the auxiliary endpoint's name, answered by `auxiliary`."""
+    """`generate`: a model call. `count`: its prompt is counted and not sampled from. `models`, `model`: what there is.
+    `recorded`: an earlier answer, by `{id}`. `forget`: the same, deleted. `no_socket`: a WebSocket is refused."""
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """What the path says beside its parameters, given to `parse` with them."""
 
 
 class Dialect(ABC):
@@ -45,14 +48,21 @@ class Dialect(ABC):
     routes: ClassVar[tuple[Route, ...]]
     keepalive: ClassVar[bytes]
     """Bytes that keep a stream alive and that every client of this dialect ignores."""
+    RESETS: ClassVar[bool] = True
+    """After an error inside a stream the connection is reset, for clients that take a clean end for an answer."""
+    REQUEST_ID: ClassVar[str] = "x-request-id"
+    """The header in which clients of this dialect look for the id of a call."""
 
     @abstractmethod
     def secret(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
         """The key a client sent, wherever this dialect puts it."""
 
     @abstractmethod
-    def parse(self, body: dict[str, Any], path_params: Mapping[str, str]) -> ModelRequest:
-        """Read tolerantly. Raises BadRequest, naming field and reason, only where no honest answer exists."""
+    def parse(self, body: dict[str, Any], params: Mapping[str, str]) -> ModelRequest:
+        """Read tolerantly. Raises BadRequest, naming field and reason, only where no honest answer exists.
+
+        `params`: the path's parameters, what its route fixes, and the query. Recorded bodies are read again with
+        `model` alone."""
 
     @abstractmethod
     def answer(self, request: ModelRequest, answers: list[Answer]) -> dict[str, Any]:
@@ -64,35 +74,103 @@ class Dialect(ABC):
 
     @abstractmethod
     def error(self, status: int, code: str, message: str, *, field: str | None = None) -> dict[str, Any]:
-        """The error body a client of this dialect understands."""
+        """The error body a client of this dialect understands. `status` is what `status` returned."""
 
     @abstractmethod
     def error_event(self, status: int, code: str, message: str) -> bytes:
         """The same inside a stream that has begun."""
 
+    def status(self, status: int, code: str) -> int:
+        """The HTTP status by which this dialect's provider says it."""
+        return status
+
     @abstractmethod
-    def auxiliary(self, kind: str, models: list[dict[str, Any]], path_params: Mapping[str, str]) -> dict[str, Any]:
-        """The body of an auxiliary endpoint. `models`: [{"id", "context_length"}]. Raises BadRequest (404)."""
+    def models(self, kind: str, models: list[dict[str, Any]], params: Mapping[str, str]) -> dict[str, Any]:
+        """The body of `models` and `model`. `models`: [{"id", "context_length"}]. Raises BadRequest (404)."""
+
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """The body of `count`: the prompt's exact length."""
+        raise BadRequest("tokens cannot be counted in this dialect", status=404)
+
+    def continues(self, body: dict[str, Any]) -> str | None:
+        """The id of the completion whose conversation `body` names instead of repeating it."""
+        return None
+
+    def continued(self, body: dict[str, Any], asked: dict[str, Any], answered: dict[str, Any]) -> dict[str, Any]:
+        """`body` with that completion's request and answer before what it appends."""
+        raise NotImplementedError
+
+    def completion_id(self, wire_id: str) -> str:
+        """The completion that an id of this dialect's answers names."""
+        return f"cmp-{wire_id.rpartition('_')[2].rpartition('-')[2]}"
+
+    def recorded(self, kind: str, wire_id: str, asked: dict[str, Any], answered: dict[str, Any]) -> dict[str, Any]:
+        """The body of `recorded`, `forget` and the like for an earlier answer. Raises BadRequest (404)."""
+        raise NotImplementedError
 
 
 class Stream(ABC):
-    """Turns the pieces of one answer into this dialect's events. `last` is withheld until the turn is stored."""
+    """Turns the pieces of one answer into this dialect's events. `last` is withheld until the turn is stored.
 
-    @abstractmethod
+    Keeps count of what has gone out, so that `finish` sends the rest of the finished answer whatever was streamed."""
+
+    content_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
+
+    def __init__(self, request: ModelRequest, completion_id: str) -> None:
+        self.request = request
+        self.completion_id = completion_id
+        self._started = False
+        self._sent_reasoning = 0
+        self._sent_text = 0
+        self._sent_calls = 0
+
+    def start(self, prompt_tokens: int) -> Iterator[bytes]:
+        """What comes before everything else; once."""
+        if not self._started:
+            self._started = True
+            yield from self._start(prompt_tokens)
+
     def reasoning(self, delta: str) -> Iterator[bytes]:
-        """More reasoning; never after `text`."""
+        """More reasoning; never after text."""
+        self._sent_reasoning += len(delta)
+        yield from self._reasoning(delta)
 
-    @abstractmethod
     def text(self, delta: str) -> Iterator[bytes]:
         """More visible text."""
+        self._sent_text += len(delta)
+        yield from self._text(delta)
+
+    def call(self, call: ToolCall) -> Iterator[bytes]:
+        """The next tool call, whole and with its id."""
+        yield from self._call(self._sent_calls, call)
+        self._sent_calls += 1
+
+    def finish(self, answers: list[Answer]) -> Iterator[bytes]:
+        """What has not been sent yet of the finished answer, in its order."""
+        answer = answers[0]
+        yield from self.start(answer.prompt_tokens)
+        if rest := (answer.message.reasoning or "")[self._sent_reasoning :]:
+            yield from self.reasoning(rest)
+        if rest := answer.message.content[self._sent_text :]:
+            yield from self.text(rest)
+        for call in answer.message.tool_calls[self._sent_calls :]:
+            yield from self.call(call)
 
     @abstractmethod
-    def finish(self, answer: Answer) -> Iterator[bytes]:
-        """What `text` has not sent yet of the finished answer: reasoning, tool calls, remaining content."""
-
-    @abstractmethod
-    def last(self, answer: Answer) -> Iterator[bytes]:
+    def last(self, answers: list[Answer]) -> Iterator[bytes]:
         """Stop reason, usage and the terminal event."""
+
+    @abstractmethod
+    def _start(self, prompt_tokens: int) -> Iterator[bytes]: ...
+
+    @abstractmethod
+    def _reasoning(self, delta: str) -> Iterator[bytes]: ...
+
+    @abstractmethod
+    def _text(self, delta: str) -> Iterator[bytes]: ...
+
+    @abstractmethod
+    def _call(self, index: int, call: ToolCall) -> Iterator[bytes]: ...
 
 
 def sse(data: dict[str, Any] | bytes, event: str | None = None) -> bytes:

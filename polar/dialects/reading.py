@@ -9,6 +9,9 @@ from typing import Any
 
 from polar.dialects.base import BadRequest
 
+ANY_OBJECT = '{"type":"object"}'
+"""The JSON schema of "answer in JSON"."""
+
 
 def wrong(field: str, reason: str) -> BadRequest:
     """The refusal of one field."""
@@ -55,6 +58,14 @@ def string(value: Any, field: str) -> str:
         return ""
     if not isinstance(value, str):
         raise wrong(field, "must be a string")
+    return value
+
+
+def required(body: dict[str, Any], name: str, before: str = "") -> str:
+    """A text that must be there; `before` is what comes before its name in the path of the field."""
+    value = string(body.get(name), before + name)
+    if not value:
+        raise wrong(before + name, "is missing")
     return value
 
 

@@ -53,6 +53,8 @@ class Passport:
     context_length: int | None
     version: str | None = None
     weight_version: str | None = None
+    constrains: bool = False
+    """Can hold an answer to a JSON schema."""
     scripted: bool = False
     """Answers are replayed, not sampled; shown wherever its tokens are."""
 

@@ -36,12 +36,15 @@ class SGLangEngine(Engine):
         cards = (await self._get("/v1/models")).get("data") or [{}]
         card = cards[0] if isinstance(cards, list) and isinstance(cards[0], dict) else {}
         length = info.get("context_length") or card.get("max_model_len")
+        args = await self._get("/server_info", "/get_server_info", needed=False)
         return Passport(
             engine=self.name,
             model=str(self.model or card.get("id") or info.get("model_path") or ""),
             tokenizer=info.get("tokenizer_path") or info.get("model_path"),
             context_length=int(length) if length else None,
+            version=args.get("version"),
             weight_version=info.get("weight_version"),
+            constrains=args.get("grammar_backend") not in (None, "none"),
             scripted=bool(info.get("scripted")),
         )
 
@@ -128,8 +131,8 @@ class SGLangEngine(Engine):
                 if data and data != b"[DONE]":
                     yield _object(data)
 
-    async def _get(self, *paths: str) -> dict[str, Any]:
-        """The first of these paths that the server has."""
+    async def _get(self, *paths: str, needed: bool = True) -> dict[str, Any]:
+        """The first of these paths that the server has; nothing if it has none and none is needed."""
         for path in paths:
             try:
                 async with self.http.get(self.url + path, timeout=PROBE) as reply:
@@ -140,6 +143,8 @@ class SGLangEngine(Engine):
             except (aiohttp.ClientError, TimeoutError) as error:
                 reason = f"no engine answers at {self.url}"
                 raise EngineError(reason, code="engine_down", retryable=True) from error
+        if not needed:
+            return {}
         raise EngineError(
             f"the server at {self.url} has no {paths[0]}: is it an SGLang server?", code="engine_contract"
         )

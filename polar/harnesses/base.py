@@ -120,5 +120,12 @@ class Harness(ABC):
 
     @staticmethod
     def auxiliary(request: ModelRequest, headers: Mapping[str, str]) -> str | None:
-        """Why this call is a side call (title, summary, router …); None for the main loop."""
+        """Why this call is a side call (title, summary, router …) of this program; None for its main loop.
+
+        `headers`: lower-case names. Called by the proxy for every call, so it looks and does not search."""
+        return None
+
+    @staticmethod
+    def subagent(request: ModelRequest, headers: Mapping[str, str]) -> str | None:
+        """The name of the sub-agent that makes this call, where the program says; None for its main loop."""
         return None

@@ -21,8 +21,8 @@ from polar.log import line
 from polar.messages import Answer
 from polar.models import now
 from polar.proxy import rows
-from polar.proxy.answering import read_answer
-from polar.proxy.flights import Flight, Flights, new_completion_id
+from polar.proxy.answering import Shown, read_answer
+from polar.proxy.flights import Asked, Flight, Flights, new_completion_id
 from polar.proxy.ledger import Ledger, Place, as_ids, make_node
 from polar.proxy.ledgers import Ledgers
 from polar.proxy.limits import Limits
@@ -65,6 +65,14 @@ class ModelCalls:
             self._ledgers.delivered(caller.id, caller.attempt, answer.id)
             self._recorder.delivered(answer.id)
 
+    async def count(self, asked: Asked) -> int:
+        """How many tokens the prompt of this call would have."""
+        caller = asked.caller
+        ledger = await self._ledgers.open(caller.id, caller.attempt)
+        link = await self.pool.link(caller.lane, caller.engine)
+        prepared = await prepare(asked, link, ledger, ledger.place(asked.request), self._limits)
+        return len(prepared.prompt)
+
     async def _run(self, flight: Flight) -> list[Answer]:
         asked, caller, started = flight.asked, flight.asked.caller, time.monotonic()
         ledger = await self._ledgers.open(caller.id, caller.attempt)
@@ -82,6 +90,7 @@ class ModelCalls:
             link = await patiently(lambda: self.pool.link(caller.lane, caller.engine), flight.hangup, retry)
             prepared = await prepare(asked, link, ledger, place, self._limits)
             samples = [replace(sample, prepared=prepared) for sample in samples]
+            flight.prompt_tokens = len(prepared.prompt)
         except (SessionError, HungUpError) as error:
             problem = error
         await self._recorder.intend(
@@ -135,12 +144,12 @@ class ModelCalls:
     def _engine_call(self, sample: Sample, prepared: Prepared) -> EngineCall:
         asked, link = sample.flight.asked, prepared.link
         heard: Callable[[list[int]], None] | None = None
-        # A stop string may be cut off the end of the text, so nothing is shown before the whole is known.
-        if asked.request.stream and not prepared.sampling.stop:
+        if asked.request.stream and sample.id == sample.flight.id:
             pieces = link.renderer.pieces(offered(asked.request))
+            shown = Shown(pieces, prepared.sampling.stop, sample.id)
 
             def heard(ids: list[int]) -> None:
-                sample.flight.show(pieces.feed(ids))
+                sample.flight.show(shown.feed(ids))
 
         return EngineCall(
             link.engine,
@@ -170,7 +179,7 @@ class ModelCalls:
         body = rows.packed(orjson.dumps(asked.dialect.answer(asked.request, [answer])), asked.secret)
         values = {
             "answer": body,
-            "parsed": {**parsed, "message": rows.served(answer.message, asked.secret)},
+            "parsed": {**parsed, "message": rows.served(answer.message, asked.secret), "told": rows.told(answer)},
             "chain_hash": node.chain_hash,
             "flags": [*place.flags, *flags],
         }

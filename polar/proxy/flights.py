@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import orjson
 
 from polar.dialects.base import Dialect
-from polar.messages import Answer, ModelRequest
+from polar.messages import Answer, ModelRequest, ToolCall
 from polar.proxy.sessions import Caller
 
-Piece = tuple[Literal["reasoning", "text"], str]
+Piece = tuple[Literal["reasoning", "text"], str] | ToolCall
+"""What of an answer may be shown before it is whole; a tool call as soon as it is, with its id."""
 
 
 def new_completion_id() -> str:
@@ -38,6 +39,7 @@ class Asked:
     raw: bytes
     secret: str
     """Never stored: masked in whatever is."""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def body_hash(self) -> bytes:
         """Names the call: a harness that sends the same again, streaming or not, repeats it."""
@@ -54,6 +56,8 @@ class Flight:
     id: str = field(default_factory=new_completion_id)
     pieces: list[Piece] = field(default_factory=list)
     """What may be shown already, in order."""
+    prompt_tokens: int | None = None
+    """Known once the prompt is made."""
     hangup: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[list[Answer]] = field(init=False)
     _waiting: int = 0
@@ -69,7 +73,7 @@ class Flight:
         """One waits more."""
         self._waiting += 1
 
-    def show(self, pieces: list[Piece]) -> None:
+    def show(self, pieces: Sequence[Piece]) -> None:
         """Let those who stream have these."""
         if pieces:
             self.pieces += pieces

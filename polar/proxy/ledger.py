@@ -182,6 +182,8 @@ class Ledger:
         return walk
 
     def _named(self, message: Message) -> Node | None:
+        if message.anchor and (node := self._by_anchor.get(message.anchor)):
+            return node
         for call in message.tool_calls:
             found = ANCHOR.search(call.id)
             if found and (node := self._by_anchor.get(found[1])):

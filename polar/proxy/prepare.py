@@ -36,7 +36,13 @@ async def prepare(asked: Asked, link: EngineLink, ledger: Ledger, place: Place, 
         chars >= limits.aside_chars, lambda: ledger.prompt(place, request.messages, tools, link.renderer)
     )
     prompt = np.concatenate([prefix, suffix])
-    return Prepared(link, prompt, suffix, task_sampling(request.sampling, asked.caller, link, len(prompt)))
+    sampling, marks = task_sampling(request.sampling, asked.caller, link, len(prompt)), []
+    if sampling.json_schema is not None and not link.passport.constrains:
+        sampling = replace(sampling, json_schema=None)
+        marks.append("response_format")
+    if not link.renderer.SEES_IMAGES and any(message.images for message in request.messages):
+        marks.append("images_unseen")
+    return Prepared(link, prompt, suffix, sampling, tuple(marks))
 
 
 def within_budget(caller: Caller) -> None:

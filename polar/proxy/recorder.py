@@ -51,6 +51,11 @@ SETTLE = (
     .values({name: bindparam(f"new_{name}") for name in SETTLED})
 )
 DELIVER = update(Completion).where(Completion.id == bindparam("key")).values(delivered=True)
+FLAG = (
+    update(Completion)
+    .where(Completion.id == bindparam("key"))
+    .values(flags=Completion.flags.concat(bindparam("new", type_=Completion.flags.type)))
+)
 # Rows are locked in the order of their ids first: two proxies whose batches name the same sessions must not
 # wait for each other.
 CHARGE = text(
@@ -83,7 +88,7 @@ class Record:
     """One thing to be written; `done` says whether it counts."""
 
     kind: str
-    """`intent`, `settle` or `delivered`."""
+    """`intent`, `settle`, `delivered` or `flag`."""
     values: dict[str, Any]
     fence: Fence | None = None
     turns: int = 0
@@ -114,6 +119,10 @@ class Recorder:
     def delivered(self, completion_id: str) -> None:
         """Note that a client received an answer whole; nobody waits for it."""
         self._add(Record("delivered", {"key": completion_id}))
+
+    async def flag(self, completion_id: str, flag: str) -> None:
+        """Commit one more flag of a completion."""
+        await self._put(Record("flag", {"key": completion_id, "new": [flag]}))
 
     async def run(self) -> None:
         """Write until `close`, and then what is left. If this ever fails, every call from then on does."""
@@ -190,7 +199,7 @@ def _lose(records: list[Record]) -> None:
 
 
 async def _commit(db: AsyncConnection, batch: list[Record]) -> set[Fence]:
-    kinds: dict[str, list[Record]] = {"intent": [], "settle": [], "delivered": []}
+    kinds: dict[str, list[Record]] = {"intent": [], "settle": [], "delivered": [], "flag": []}
     for record in batch:
         kinds[record.kind].append(record)
     counts = await _charge(db, kinds["settle"]) if kinds["settle"] else set()
@@ -202,6 +211,8 @@ async def _commit(db: AsyncConnection, batch: list[Record]) -> set[Fence]:
         await db.execute(SETTLE, [_settled(record, counts) for record in kinds["settle"]])
     if kinds["delivered"]:
         await db.execute(DELIVER, [record.values for record in kinds["delivered"]])
+    if kinds["flag"]:
+        await db.execute(FLAG, [record.values for record in kinds["flag"]])
     return counts
 
 

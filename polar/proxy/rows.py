@@ -35,6 +35,8 @@ class Prepared:
     suffix: Ids
     """The end of `prompt` that the parent does not cover."""
     sampling: Sampling
+    marks: tuple[str, ...] = ()
+    """What of the request this engine or model cannot do."""
 
 
 def packed(body: bytes, secret: str) -> bytes:
@@ -72,7 +74,7 @@ def described(
     return {
         "asked": request.sampling.asked(),
         "sampled_with": prepared.sampling.asked() if prepared else {},
-        "marks": list(request.marks),
+        "marks": [*request.marks, *(prepared.marks if prepared else ())],
         "ledger": {
             "fingerprint": place.fingerprint.hex(),
             "context": place.context_hash.hex(),
@@ -120,6 +122,11 @@ def served(message: Message, secret: str) -> dict[str, Any]:
     return clean
 
 
+def told(answer: Answer) -> dict[str, Any]:
+    """What the harness was told beside the message and its tokens, for the `parsed` column."""
+    return {name: getattr(answer, name) for name in ("stop_sequence", "cached_tokens", "reasoning_tokens")}
+
+
 def answer_of(row: Row[Any], completion_id: str, model: str, prompt_tokens: int) -> Answer:
     """A recorded answer, to be given again."""
     message = Message.from_chat_form(row.parsed["message"])
@@ -132,6 +139,7 @@ def answer_of(row: Row[Any], completion_id: str, model: str, prompt_tokens: int)
         prompt_tokens=prompt_tokens,
         completion_tokens=len(as_ids(row.output_ids)),
         created=int(finished.timestamp()),
+        **row.parsed.get("told", {}),
     )
 
 

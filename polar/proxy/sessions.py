@@ -31,9 +31,15 @@ class Caller:
     max_turns: int | None
     max_session_tokens: int | None
     model_name: str | None
+    harness: str | None
+    other_models: str | None
     lane: str | None
     engine: dict[str, Any] | None
     """The lane's EngineSpec; None if the lane is not registered."""
+
+    def serves(self, model: str) -> bool:
+        """Whether a call for a model of this name is answered: by default any is, and always by the policy."""
+        return self.other_models != "refuse" or model == self.model_name
 
 
 FIND = (
@@ -48,6 +54,8 @@ FIND = (
         Task.spec["max_turns"].label("max_turns"),
         Task.spec["max_session_tokens"].label("max_session_tokens"),
         Task.spec["agent"]["model_name"].label("model_name"),
+        Task.spec["agent"]["harness"].label("harness"),
+        Task.spec["agent"]["other_models"].label("other_models"),
         RolloutSession.lane,
         Lane.engine,
     )

@@ -16,6 +16,8 @@ from polar.log import line
 
 logger = logging.getLogger(__name__)
 
+RETRY_AFTER = 2
+"""Seconds. The proxy itself has tried for longer by then."""
 AWAY = frozenset({"engine_down", "engine_aborted"})
 
 
@@ -27,6 +29,10 @@ class WireError:
     code: str
     message: str
     field: str | None = None
+
+    def headers(self) -> dict[str, str]:
+        """When to come back, for errors that may pass."""
+        return {"retry-after": str(RETRY_AFTER)} if self.status in (429, 503) else {}
 
 
 def wire_error(error: BaseException) -> WireError:
@@ -55,6 +61,8 @@ def _engine_status(error: EngineError) -> int:
         return 400
     if error.code == "engine_timeout":
         return 504
+    if error.status == 429:
+        return 429
     return 503 if error.retryable or error.code in AWAY else 502
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
-from polar.messages import Message, Tool
+from polar.messages import Message, Tool, ToolCall
 
 
 class Tokenizer(Protocol):
@@ -31,14 +31,18 @@ class Parsed:
     """`malformed_tool_call`, `unclosed_reasoning`."""
 
 
+Piece = tuple[Literal["reasoning", "text"], str] | ToolCall
+"""A tool call comes whole, with an empty id."""
+
+
 class TextPieces(ABC):
     """Reads one sampled output as it comes and gives out what a person may already see.
 
     Held back: what might yet become a tool call, and unfinished characters. What `parse` makes of the whole
-    output always begins with what was given out here."""
+    output always begins with what was given out here: its reasoning, its text, its tool calls."""
 
     @abstractmethod
-    def feed(self, ids: list[int]) -> list[tuple[Literal["reasoning", "text"], str]]:
+    def feed(self, ids: list[int]) -> list[Piece]:
         """New pieces after `ids`, in order."""
 
 
@@ -46,6 +50,8 @@ class Renderer(ABC):
     """One model family's layout of conversations."""
 
     name: ClassVar[str]
+    SEES_IMAGES: ClassVar[bool] = False
+    """Otherwise the words that stand for a picture are printed in its place."""
 
     @abstractmethod
     def __init__(self, folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from polar.errors import SpecError
 from polar.messages import Message, Tool, ToolCall
-from polar.renderers.base import Parsed, Renderer, TextPieces
+from polar.renderers.base import Parsed, Piece, Renderer, TextPieces
 from polar.renderers.layout import Detokenizer, Vocabulary, held_back
 
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
@@ -150,18 +150,19 @@ class ChatMLRenderer(Renderer):
 
 
 class ChatMLPieces(TextPieces):
-    """Reasoning first, then text up to the first tool call; the same cuts as `parse` makes."""
+    """Reasoning first, then text up to the first tool call, then each call once it is closed; the same cuts as `parse`
+    makes. What comes after a call and is none is left to `parse`."""
 
     def __init__(self, renderer: ChatMLRenderer, *, calls: bool) -> None:
         self._stops = renderer.stop_ids
         self._detokenizer = Detokenizer(renderer.vocabulary)
         self._marks = (OPEN_CALL,) if calls else ()
-        self._part: Literal["start", "reasoning", "gap", "text", "done"] = "start"
+        self._part: Literal["start", "reasoning", "gap", "text", "call", "between", "done"] = "start"
         self._text = ""
 
-    def feed(self, ids: list[int]) -> list[tuple[Literal["reasoning", "text"], str]]:
+    def feed(self, ids: list[int]) -> list[Piece]:
         self._text += self._detokenizer.feed([token for token in ids if token not in self._stops])
-        found: list[tuple[Literal["reasoning", "text"], str]] = []
+        found: list[Piece] = []
         if self._part == "start":
             self._open()
         if self._part == "reasoning" and (piece := self._take((CLOSE_THINK,), "gap")):
@@ -169,9 +170,34 @@ class ChatMLPieces(TextPieces):
         if self._part == "gap":
             self._text = self._text.lstrip(SPACE)
             self._part = "text" if self._text else "gap"
-        if self._part == "text" and (piece := self._take(self._marks, "done")):
+        if self._part == "text" and (piece := self._take(self._marks, "call")):
             found.append(("text", piece))
+        while self._part == "call" and CLOSE_CALL in self._text:
+            found += self._next_call()
+            self._look_on()
+        self._look_on()
         return found
+
+    def _next_call(self) -> list[Piece]:
+        """The call whose opening tag has been taken off, which has a closing tag somewhere after it."""
+        read = read_call(self._text, 0)
+        if read is None:
+            # A closing tag inside an argument is not the call's; a later one may be.
+            self._part = "done"
+            return []
+        call, end = read
+        self._text, self._part = self._text[end:], "between"
+        return [call]
+
+    def _look_on(self) -> None:
+        """Whether what follows a call is another one."""
+        begun = self._text.lstrip(SPACE)
+        if self._part != "between":
+            return
+        if begun.startswith(OPEN_CALL):
+            self._text, self._part = begun.removeprefix(OPEN_CALL), "call"
+        elif not OPEN_CALL.startswith(begun):
+            self._part = "done"
 
     def _open(self) -> None:
         begun = self._text.lstrip(SPACE)
@@ -182,7 +208,7 @@ class ChatMLPieces(TextPieces):
         elif begun and not OPEN_THINK.startswith(begun):
             self._part = "text"
 
-    def _take(self, marks: tuple[str, ...], following: Literal["gap", "done"]) -> str:
+    def _take(self, marks: tuple[str, ...], following: Literal["gap", "call"]) -> str:
         """What is certain before the first of `marks`; space before a mark belongs to neither side."""
         for mark in marks:
             before, found, after = self._text.partition(mark)

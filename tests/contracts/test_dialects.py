@@ -74,7 +74,7 @@ def test_answers_hold_everything(dialect: Dialect) -> None:
     request = dialect.parse(body, path_params)
     whole = orjson.dumps(dialect.answer(request, [ANSWER])).decode()
     stream = dialect.open_stream(request, ANSWER.id)
-    events = [*stream.finish(ANSWER), *stream.last(ANSWER)]
+    events = [*stream.finish([ANSWER]), *stream.last([ANSWER])]
     for text in (whole, b"".join(events).decode()):
         for part in ("Let me look. ☀", "Hm.", "look", "call_a_0", "call_a_1"):
             assert part in text
@@ -85,12 +85,21 @@ def test_answers_hold_everything(dialect: Dialect) -> None:
 def test_streamed_pieces_are_not_sent_twice(dialect: Dialect) -> None:
     """What left as it was sampled is left out of the end of the stream."""
     body, path_params = QUESTIONS[dialect.name]
+    unstreamed = dialect.open_stream(dialect.parse(body, path_params), ANSWER.id)
+    whole = b"".join([*unstreamed.finish([ANSWER]), *unstreamed.last([ANSWER])]).decode()
     stream = dialect.open_stream(dialect.parse(body, path_params), ANSWER.id)
-    events = [*stream.reasoning("Hm."), *stream.text("Let me "), *stream.finish(ANSWER), *stream.last(ANSWER)]
+    events = [
+        *stream.start(11),
+        *stream.reasoning("Hm."),
+        *stream.text("Let me look. ☀"),
+        *stream.call(ANSWER.message.tool_calls[0]),
+        *stream.finish([ANSWER]),
+        *stream.last([ANSWER]),
+    ]
     text = b"".join(events).decode()
-    assert text.count("Hm.") == 1
-    assert text.count("Let me ") == 1
-    assert text.count("look. ☀") == 1
+    assert text.count("Hm.") == whole.count("Hm.")
+    assert text.count("look. ☀") == whole.count("look. ☀")
+    assert text.count("call_a_0") == whole.count("call_a_0")
     assert all(event.endswith(b"\n\n") for event in events)
 
 

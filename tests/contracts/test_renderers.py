@@ -122,10 +122,16 @@ def test_parse_takes_anything(name: str, data: st.DataObject, offered: tuple[Too
     message = renderer.parse(output, offered).message
     pieces = renderer.pieces(offered)
     shown = {"reasoning": "", "text": ""}
+    calls: list[ToolCall] = []
     for start in range(0, len(output), 2):
-        for kind, piece in pieces.feed(output[start : start + 2]):
-            assert kind == "reasoning" or not message.reasoning or shown["reasoning"] == message.reasoning
-            shown[kind] += piece
+        for piece in pieces.feed(output[start : start + 2]):
+            if isinstance(piece, ToolCall):
+                calls.append(piece)
+                continue
+            assert piece[0] == "reasoning" or not message.reasoning or shown["reasoning"] == message.reasoning
+            assert not calls
+            shown[piece[0]] += piece[1]
+    assert message.tool_calls[: len(calls)] == tuple(calls)
     assert message.content.startswith(shown["text"])
     assert (message.reasoning or "").startswith(shown["reasoning"])
 

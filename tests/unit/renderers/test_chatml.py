@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.messages import Tool
+from polar.messages import Tool, ToolCall
 from polar.renderers import for_folder
 from polar.renderers.chatml import split_calls
 from polar.renderers.layout import held_back
@@ -70,14 +70,17 @@ def test_unclosed_reasoning() -> None:
 
 
 def test_shown_as_it_comes() -> None:
-    """Reasoning and text are shown token by token, and nothing of a call."""
+    """Reasoning and text are shown token by token, and each call as soon as it is closed."""
     renderer = for_folder(MODEL)
     pieces = renderer.pieces(TOOLS)
-    text = '<think>\na b\n</think>\n\nc ☀ d < e\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>'
-    shown = [piece for token in renderer.vocabulary.plain(text) for piece in pieces.feed([token])]
-    assert "".join(piece for kind, piece in shown if kind == "reasoning") == "a b"
-    assert "".join(piece for kind, piece in shown if kind == "text") == "c ☀ d < e"
-    assert len(shown) == 6
+    text = "<think>\na b\n</think>\n\nc ☀ d < e\n"
+    calls = ['<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n', '<tool_call>\n{"name": "g"}\n</tool_call>']
+    shown = []
+    for part in (text, *calls, "<|im_end|>"):
+        shown.append([piece for token in renderer.vocabulary.plain(part) for piece in pieces.feed([token])])
+    assert "".join(piece[1] for piece in shown[0] if piece[0] == "reasoning") == "a b"
+    assert "".join(piece[1] for piece in shown[0] if piece[0] == "text") == "c ☀ d < e"
+    assert shown[1:] == [[ToolCall("", "f", "{}")], [ToolCall("", "g", "{}")], []]
 
 
 @pytest.mark.parametrize(
