@@ -111,7 +111,8 @@ def _call_flags(call: Call) -> set[str]:
         "unanswered": call.outcome == "asked",
         "truncated": call.finish_reason == "length",
         "missing_prompt_ids": len(call.prompt_ids) == 0,
-        "auxiliary": call.role != "main",
+        "auxiliary": call.role == "auxiliary",
+        "subagent": call.role == "subagent",
         "several_answers": (call.metadata.get("n") or call.request.get("n") or 1) > 1,
     }
     return {flag for flag, holds in named.items() if holds} | set(call.flags)

@@ -76,7 +76,7 @@ def take_in(calls: list[Call], *, include_auxiliary: bool) -> Intake:
 
 
 def _why_left_out(call: Call, include_auxiliary: bool) -> str | None:
-    if call.role != "main" and not include_auxiliary:
+    if call.role == AUXILIARY and not include_auxiliary:
         return AUXILIARY
     if len(call.output_ids):
         return None

@@ -175,7 +175,7 @@ class ModelCalls:
             output_ids=as_ids(generation.output_ids),
             body_hash=sample.flight.body_hash,
         )
-        parsed = rows.described(asked.request, prepared, place, sample.flight.body_hash, node)
+        parsed = rows.described(asked, prepared, place, sample.flight.body_hash, node)
         body = rows.packed(orjson.dumps(asked.dialect.answer(asked.request, [answer])), asked.secret)
         values = {
             "answer": body,
@@ -204,7 +204,7 @@ class ModelCalls:
         ms = round((time.monotonic() - sample.started) * 1000)
         columns: dict[str, Any] = {
             "outcome": outcome,
-            "parsed": rows.described(flight.asked.request, prepared, sample.place, flight.body_hash),
+            "parsed": rows.described(flight.asked, prepared, sample.place, flight.body_hash),
             "flags": list(sample.place.flags),
             "engine": rows.engine(prepared, generation, call.tries if call else 0, ms),
             "model_used": prepared.link.passport.model if prepared else None,

@@ -19,6 +19,7 @@ from polar.proxy.calls import ModelCalls
 from polar.proxy.flights import Asked
 from polar.proxy.limits import Limits
 from polar.proxy.relay import Relay, error_response, json_response
+from polar.proxy.roles import role_of
 from polar.proxy.sessions import Caller, find_caller
 from polar.proxy.store import Store
 from polar.proxy.wire import wire_error
@@ -97,7 +98,8 @@ class Door:
         if not caller.serves(parsed.model):
             message = f"The model `{parsed.model}` does not exist here; this session serves {caller.model_name}"
             raise BadRequest(message, field="model", code="model_not_found", status=404)
-        return Asked(self._dialect, parsed, caller, body, raw, secret, request.headers)
+        role = role_of(parsed, request.headers, caller.harness)
+        return Asked(self._dialect, parsed, caller, body, raw, secret, role)
 
     async def _caller(self, request: Request) -> tuple[Caller, str]:
         key = request.path_params.get("key") or self._dialect.secret(request.headers, request.query_params)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import orjson
 
 from polar.dialects.base import Dialect
 from polar.messages import Answer, ModelRequest, ToolCall
+from polar.proxy.roles import MAIN, Role
 from polar.proxy.sessions import Caller
 
 Piece = tuple[Literal["reasoning", "text"], str] | ToolCall
@@ -39,7 +40,7 @@ class Asked:
     raw: bytes
     secret: str
     """Never stored: masked in whatever is."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    role: Role = MAIN
 
     def body_hash(self) -> bytes:
         """Names the call: a harness that sends the same again, streaming or not, repeats it."""

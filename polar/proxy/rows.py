@@ -16,7 +16,7 @@ from sqlalchemy import Row
 
 from polar.engines.base import Generation
 from polar.errors import SessionError
-from polar.messages import Answer, Message, ModelRequest, Sampling
+from polar.messages import Answer, Message, Sampling
 from polar.models import now
 from polar.proxy.flights import Asked
 from polar.proxy.ledger import Ids, Node, Place, as_ids
@@ -58,7 +58,8 @@ def intent(
         "dialect": asked.dialect.name,
         "model_requested": asked.request.model.replace("\0", ""),
         "request": request,
-        "parsed": described(asked.request, prepared, place, body_hash),
+        "role": asked.role.name,
+        "parsed": described(asked, prepared, place, body_hash),
         "context_len": len(asked.request.messages),
         "prompt_len": len(prepared.prompt) if prepared else 0,
         "suffix_ids": prepared.suffix.tobytes() if prepared else b"",
@@ -68,13 +69,14 @@ def intent(
 
 
 def described(
-    request: ModelRequest, prepared: Prepared | None, place: Place, body_hash: bytes, node: Node | None = None
+    asked: Asked, prepared: Prepared | None, place: Place, body_hash: bytes, node: Node | None = None
 ) -> dict[str, Any]:
     """The `parsed` column without the answer: what was asked, what was sampled with, and the ledger's hashes."""
     return {
-        "asked": request.sampling.asked(),
+        "asked": asked.request.sampling.asked(),
         "sampled_with": prepared.sampling.asked() if prepared else {},
-        "marks": [*request.marks, *(prepared.marks if prepared else ())],
+        "marks": [*asked.request.marks, *(prepared.marks if prepared else ())],
+        **({"role_reason": asked.role.reason} if asked.role.reason else {}),
         "ledger": {
             "fingerprint": place.fingerprint.hex(),
             "context": place.context_hash.hex(),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 
 from polar.lifecycle import Stage, State
 from polar.models import Lane, RolloutSession, Task
@@ -54,7 +54,9 @@ FIND = (
         Task.spec["max_turns"].label("max_turns"),
         Task.spec["max_session_tokens"].label("max_session_tokens"),
         Task.spec["agent"]["model_name"].label("model_name"),
-        Task.spec["agent"]["harness"].label("harness"),
+        func.coalesce(Task.spec["agent"]["harness"].as_string(), Task.spec["agent"]["import_path"].as_string()).label(
+            "harness"
+        ),
         Task.spec["agent"]["other_models"].label("other_models"),
         RolloutSession.lane,
         Lane.engine,

@@ -61,10 +61,21 @@ def to_calls(rows: Sequence[Completion]) -> list[Call]:
                 policy_versions=tuple(row.policy_versions),
                 model_requested=row.model_requested,
                 model_used=row.model_used or "",
-                metadata={"dialect": row.dialect, "requested_at": row.requested_at.timestamp()},
+                metadata=_metadata(row),
             )
         )
     return calls
+
+
+def _metadata(row: Completion) -> dict[str, Any]:
+    reason = row.parsed.get("role_reason")
+    marks = row.parsed.get("marks")
+    return {
+        "dialect": row.dialect,
+        "requested_at": row.requested_at.timestamp(),
+        **({"role_reason": reason} if reason else {}),
+        **({"marks": marks} if marks else {}),
+    }
 
 
 def _chat_request(row: Completion) -> dict[str, Any]:

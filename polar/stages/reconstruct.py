@@ -9,20 +9,22 @@ from typing import Any
 
 import orjson
 import zstandard
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from sqlalchemy.orm import Session
 
 from polar import builders
 from polar.builders.base import Built, Call, Trace
 from polar.db import transaction
-from polar.models import RolloutSession, TraceRow, TrajectoryRow
+from polar.models import Completion, RolloutSession, TraceRow, TrajectoryRow
 from polar.stages.base import Job, Outcome
 from polar.stages.calls import load_calls
+from polar.stages.roles import assign
 
 
 def reconstruct(job: Job) -> Outcome:
     with transaction(job.database) as db:
-        calls = load_calls(db, job.session.id, job.session.execute_attempt or job.session.attempt)
+        recorded = load_calls(db, job.session.id, job.session.execute_attempt or job.session.attempt)
+    calls = assign(recorded, job.task.agent.model_name)
     built = builders.create(job.task.builder).build(calls)
     trajectory = TrajectoryRow(
         session_id=job.session.id,
@@ -33,6 +35,14 @@ def reconstruct(job: Job) -> Outcome:
     rows = [_row(job.session.id, number, trace) for number, trace in enumerate(built.traces)]
 
     def store(db: Session, row: RolloutSession) -> None:
+        for before, after in zip(recorded, calls, strict=True):
+            if after.role != before.role:
+                told = {name: after.metadata[name] for name in ("role_reason", "spawned_by") if name in after.metadata}
+                db.execute(
+                    update(Completion)
+                    .where(Completion.id == after.id)
+                    .values(role=after.role, parsed=Completion.parsed.concat(told))
+                )
         db.execute(delete(TraceRow).where(TraceRow.session_id == row.id))
         db.execute(delete(TrajectoryRow).where(TrajectoryRow.session_id == row.id))
         db.add(trajectory)
