@@ -109,6 +109,7 @@ class NodeError(SessionError):
     blame = "node"
     retryable = True
     code = "node_error"
+    http_status = 503
 
 
 class RuntimeFault(SessionError):

@@ -142,6 +142,18 @@ def claim(db: Session, session_id: str, stage: Stage, worker: str) -> RolloutSes
     return session
 
 
+def adopt(db: Session, session: RolloutSession, lane: Lane, key_hash: bytes) -> None:
+    """queued in prewarm → running in execute on `lane`, with no worker: its agent runs elsewhere, and holds a key.
+
+    Its lease is its whole time. Its deadline starts when it is closed, for the stages that then follow."""
+    moment = now()
+    values: dict[str, Any] = {"stage": Stage.EXECUTE, "state": State.RUNNING, "key_hash": key_hash}
+    values |= {"lane": lane.name, "node_id": lane.node_id, "execute_attempt": session.attempt, "claimed_at": moment}
+    values["lease_until"] = moment + timedelta(seconds=session.task.spec["timeout_seconds"])
+    _guarded(db, session, values)
+    record(db, [session.id], "adopt", Stage.EXECUTE, State.RUNNING, session.attempt, note={"lane": lane.name})
+
+
 def advance(db: Session, session: RolloutSession, **values: Any) -> Stage | None:
     """running → queued in the next stage (returned), or completed. `values` are other columns to set."""
     following = next_stage(session.stage)
@@ -329,6 +341,7 @@ def _room_to_execute(db: Session, lane_name: str | None) -> bool:
             RolloutSession.lane == lane_name,
             RolloutSession.stage == Stage.EXECUTE,
             RolloutSession.state == State.RUNNING,
+            RolloutSession.worker.is_not(None),  # what is only recorded takes no room
         )
     )
     return (running or 0) < lane.max_execute

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import and_, func, not_, select, text, update
 from sqlalchemy.orm import Session
 
 from polar.lifecycle import BEFORE_RECONSTRUCT, LANE_ALIVE_SECONDS, Stage, State, record, rowcount
@@ -47,6 +47,7 @@ def place(db: Session, lane_name: str) -> list[str]:
             RolloutSession.lane == lane_name,
             RolloutSession.ended_at.is_(None),
             RolloutSession.stage.in_(BEFORE_RECONSTRUCT),
+            not_(and_(RolloutSession.state == State.RUNNING, RolloutSession.worker.is_(None))),  # only recorded
         )
     )
     room = lane.max_execute + lane.ready_buffer - (held or 0)

@@ -46,6 +46,14 @@ def sessions_of(db: Session, task_pk: uuid.UUID) -> Sequence[RolloutSession]:
     ).all()
 
 
+def recent_sessions(db: Session, task_id: str | None, limit: int) -> Sequence[RolloutSession]:
+    """Newest first."""
+    query = select(RolloutSession).join(Task).order_by(RolloutSession.created_at.desc(), RolloutSession.id).limit(limit)
+    if task_id is not None:
+        query = query.where(Task.task_id == task_id)
+    return db.scalars(query).all()
+
+
 def trajectories_of(db: Session, ids: Sequence[str]) -> dict[str, tuple[TrajectoryRow, list[TraceRow]]]:
     """Trajectories with their traces, by session id."""
     rows = db.scalars(select(TrajectoryRow).where(TrajectoryRow.session_id.in_(ids)))

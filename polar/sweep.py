@@ -10,7 +10,7 @@ from functools import partial
 
 from sqlalchemy import Engine
 
-from polar import lanes, lifecycle, placement
+from polar import lanes, lifecycle, placement, recording
 from polar.db import after_commit, transaction
 from polar.dispatch import Dispatcher
 from polar.errors import NodeError
@@ -45,10 +45,11 @@ def _free(database: Engine, dispatcher: Dispatcher) -> int:
     with transaction(database) as db:
         sessions = lifecycle.expired(db)
         for session in sessions:
-            error = NodeError(
-                f"worker {session.worker} stopped renewing its lease in {session.stage}", code="lost_worker"
-            )
-            lifecycle.retry(db, session, error)
+            if recording.is_recording(session):
+                recording.close_session(db, session, "timed_out", "it was not closed in its time")
+            else:
+                said = f"worker {session.worker} stopped renewing its lease in {session.stage}"
+                lifecycle.retry(db, session, NodeError(said, code="lost_worker"))
             if session.state == State.QUEUED:
                 after_commit(db, partial(dispatcher.wake, session.id, session.stage, str(session.lane)))
     return len(sessions)

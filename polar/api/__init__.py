@@ -12,7 +12,7 @@ import orjson
 from flask import Flask
 from flask.json.provider import JSONProvider
 
-from polar.api import auth, nodes, problems, sessions, tasks
+from polar.api import auth, nodes, problems, recorder, sessions, tasks
 from polar.db import connect
 from polar.dispatch import Dispatcher
 from polar.settings import Settings
@@ -40,5 +40,6 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> Flask:
     auth.register(app)
     app.register_blueprint(tasks.blueprint)
     app.register_blueprint(sessions.blueprint)
+    app.register_blueprint(recorder.blueprint)
     app.register_blueprint(nodes.blueprint)
     return app

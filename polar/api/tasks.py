@@ -25,7 +25,7 @@ VIEWS = ("full", "summary")
 @blueprint.post("/rollout/task/submit")
 def submit() -> Response:
     """Persist a task and wake the lanes; answered once it is committed."""
-    task = parse_task(_json_body())
+    task = parse_task(json_body())
     check_families(task)
     dispatcher = current_app.config["DISPATCHER"]
     with transaction(current_app.config["DATABASE"]) as db:
@@ -36,17 +36,19 @@ def submit() -> Response:
     return jsonify({"task_id": task.task_id, "status": TaskState.RUNNING})
 
 
-def check_families(task: TaskRequest) -> None:
+def check_families(task: TaskRequest, *, started_here: bool = True) -> None:
     """Everything that is named exists and can do what is asked. Raises SpecError."""
     if task.runtime is not None:
         runtimes.check(task.runtime)
-    harnesses.create(task.agent)
+    if not harnesses.create(task.agent).STARTED_HERE and started_here:
+        raise SpecError.at("agent.harness", f"{task.agent.name!r} is started by somebody else: POST /sessions")
     builders.create(task.builder)
     if task.evaluator is not None:
         evaluators.create(task.evaluator)
 
 
-def _json_body() -> Any:
+def json_body() -> Any:
+    """The request's body, parsed. Raises SpecError."""
     try:
         return orjson.loads(request.get_data())
     except orjson.JSONDecodeError as error:

@@ -8,6 +8,7 @@ from polar.registry import load
 from polar.spec import AgentSpec
 
 HARNESSES = {
+    "external": "polar.harnesses.external:ExternalHarness",
     "shell": "polar.harnesses.shell:ShellHarness",
     "mini_swe_agent": "polar.harnesses.mini_swe_agent:MiniSweAgent",
 }

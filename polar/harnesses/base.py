@@ -103,6 +103,8 @@ class Harness(ABC):
     """Passes MCP servers on in its own format."""
     SUPPORTS_SKILLS: ClassVar[bool] = False
     """Passes a skills folder on."""
+    STARTED_HERE: ClassVar[bool] = True
+    """Polar runs it; otherwise its sessions are opened by whoever does."""
 
     def __init__(self, spec: AgentSpec) -> None:
         """Raises SpecError where `spec.settings` cannot be; called at submit, too."""

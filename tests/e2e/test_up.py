@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from polar.cli.client import load_task
@@ -179,6 +180,25 @@ def test_the_command_line_submits_and_watches(up: Up, tmp_path: Path) -> None:
     assert (done.returncode, "completed" in done.stdout) == (0, True), done.stdout + done.stderr
     again = subprocess.run([*argv[:-4], "--task-id", "bad name"], env=env, capture_output=True, text=True, timeout=60)
     assert again.returncode == 1 and "task_id" in again.stderr and "Traceback" not in again.stderr
+
+
+def test_a_harness_that_runs_elsewhere_is_recorded(up: Up) -> None:
+    """A session without an agent: a key for whoever asks, and on closing a trajectory like any other's."""
+    opened = up.http.post("/sessions", json={"evaluator": {"strategy": "session_completed"}}).raise_for_status().json()
+    with openai.OpenAI(base_url=opened["base_urls"]["openai"], api_key=opened["api_key"]) as client:
+        for _ in range(2):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}], max_tokens=8)
+    where = f"/sessions/{opened['session_id']}"
+    assert (up.http.get(where).json()["completion_count"], opened["status"]) == (2, "RUNNING")
+    up.http.post(f"{where}/close").raise_for_status()
+    status = up.wait(opened["task_id"])
+    trajectory = status["results"][0]["trajectory"]
+    assert (status["status"], trajectory["status"], len(trajectory["traces"])) == ("completed", "COMPLETED", 2)
+    assert [trace["reward"] for trace in trajectory["traces"]] == [1.0, 1.0]
+    assert up.http.post(f"{where}/close").json()["status"] == "COMPLETED"
+    late = openai.OpenAI(base_url=opened["base_urls"]["openai"], api_key=opened["api_key"])
+    with late, pytest.raises(openai.AuthenticationError):
+        late.models.list()
 
 
 def test_started_again_it_carries_on(tmp_path: Path) -> None:
