@@ -1,6 +1,6 @@
 """Whole rollouts per second: trivial sessions (shell harness, 3 model calls each, scripted engine without latency).
 
-    python bench/sessions.py [--sessions 200]
+    python -m bench.sessions [--sessions 200]
 
 Starts its own Polar in a temporary folder and prints one table: sessions/s, time from submit to the first
 model call, p50/p99 of each stage's waiting and work, and the idle CPU of the whole system before the load.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.measure import tree_cpu
 from polar.cli.client import Client
 from polar.cli.demo import RunningPolar
 from polar.dispatch import STAGE_NAMES
@@ -36,24 +36,6 @@ for turn in range(3):
     messages += [answer, {"role": "user", "content": f"again {turn}"}]
 """
 IDLE_SECONDS = 10.0
-
-
-def tree_cpu(root: int) -> float:
-    """CPU seconds that a process and all its descendants have used."""
-    ticks, parents = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            rest = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(folder.name)] = int(rest[1])
-        ticks[int(folder.name)] = int(rest[11]) + int(rest[12])
-    family, grew = {root}, True
-    while grew:
-        more = {pid for pid, parent in parents.items() if parent in family} - family
-        family |= more
-        grew = bool(more)
-    return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
 def run(sessions: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Engine, create_engine
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 
@@ -25,11 +24,6 @@ def normal_url(url: str) -> str:
 def connect(url: str, *, pool_size: int = 8) -> Engine:
     """An engine whose connections are tested before use, so that a database restart costs no request."""
     return create_engine(normal_url(url), pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
-
-
-def connect_async(url: str, *, pool_size: int = 8) -> AsyncEngine:
-    """The same for event loops."""
-    return create_async_engine(normal_url(url), pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
 
 
 def after_commit(db: Session, action: Callable[[], Any]) -> None:

@@ -33,6 +33,7 @@ from polar.proxy.rows import Prepared
 from polar.proxy.sampling import EngineCall, HungUpError, patiently
 
 logger = logging.getLogger(__name__)
+STRAYED = frozenset({"no_match", "edited", "tools_changed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,22 @@ class ModelCalls:
     async def count(self, asked: Asked) -> int:
         """How many tokens the prompt of this call would have."""
         caller = asked.caller
-        ledger = await self._ledgers.open(caller.id, caller.attempt)
+        ledger = await self._ledgers.open(caller.id, caller.attempt, caller.turns)
         link = await self.pool.link(caller.lane, caller.engine)
         prepared = await prepare(asked, link, ledger, ledger.place(asked.request), self._limits)
         return len(prepared.prompt)
 
     async def _run(self, flight: Flight) -> list[Answer]:
         asked, caller, started = flight.asked, flight.asked.caller, time.monotonic()
-        ledger = await self._ledgers.open(caller.id, caller.attempt)
+        ledger = await self._ledgers.open(caller.id, caller.attempt, caller.turns)
         if asked.request.n == 1 and (recorded := await self._undelivered(ledger, flight)) is not None:
             return [recorded]
         within_budget(caller)
         place = ledger.place(asked.request)
+        if place.reason in STRAYED:
+            # Before a conversation is taken for a new one: its parent may have been answered elsewhere a moment ago.
+            await self._ledgers.refresh(ledger, caller.id, caller.attempt)
+            place = ledger.place(asked.request)
         twin = replace(place, flags=(*place.flags, "sibling"))
         samples = [Sample(flight, ledger, place, flight.id, started)]
         samples += [Sample(flight, ledger, twin, new_completion_id(), started) for _ in range(asked.request.n - 1)]

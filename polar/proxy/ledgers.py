@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from sqlalchemy import ARRAY, Row, Text, all_, bindparam, select
+from sqlalchemy import ARRAY, Text, all_, bindparam, select
 
 from polar.models import Completion
 from polar.proxy.ledger import Ledger, Node, as_ids
@@ -52,17 +52,28 @@ class Ledgers:
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
         self._kept: OrderedDict[tuple[str, int], Ledger] = OrderedDict()
+        self._ahead: dict[tuple[str, int], int] = {}
+        """How many more turns than nodes there were, when all nodes were read."""
 
-    async def open(self, session_id: str, attempt: int) -> Ledger:
-        """The ledger with every answer that is committed by now."""
-        ledger = self._kept.setdefault((session_id, attempt), Ledger())
-        self._kept.move_to_end((session_id, attempt))
+    async def open(self, session_id: str, attempt: int, turns: int) -> Ledger:
+        """The ledger with every answer that was committed when the session had `turns` turns."""
+        key = (session_id, attempt)
+        ledger = self._kept.setdefault(key, Ledger())
+        self._kept.move_to_end(key)
+        # A turn is counted in the transaction that commits its answer. So as long as both have gone up by as much
+        # since the last look, none is missing here; turns of an earlier attempt only shift the difference.
+        if self._ahead.get(key) != turns - len(ledger.nodes):
+            await self.refresh(ledger, session_id, attempt)
+            self._ahead[key] = turns - len(ledger.nodes)
         if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        rows = await self._reads.all(MISSING, session_id=session_id, attempt=attempt, known=list(ledger.nodes))
-        for row in rows:
-            ledger.add(_node(row))
+            gone, _ = self._kept.popitem(last=False)
+            self._ahead.pop(gone, None)
         return ledger
+
+    async def refresh(self, ledger: Ledger, session_id: str, attempt: int) -> None:
+        """Read what is committed and not here yet."""
+        for row in await self._reads.all(MISSING, session_id=session_id, attempt=attempt, known=list(ledger.nodes)):
+            ledger.add(_node(row))
 
     def delivered(self, session_id: str, attempt: int, completion_id: str) -> None:
         """Note here, at once, that an answer reached its client; the row learns it in its own time."""
@@ -70,12 +81,12 @@ class Ledgers:
         if ledger is not None and completion_id in ledger.nodes:
             ledger.nodes[completion_id].delivered = True
 
-    async def recorded(self, completion_id: str) -> Row[Any]:
+    async def recorded(self, completion_id: str) -> Any:
         """An answered completion as it was served, and whether it was delivered."""
         return (await self._reads.all(RECORDED, id=completion_id))[0]
 
 
-def _node(row: Row[Any]) -> Node:
+def _node(row: Any) -> Node:
     hashes = row.hashes
     return Node(
         id=row.id,

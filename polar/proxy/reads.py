@@ -1,4 +1,4 @@
-"""What the proxy reads: short queries on a few connections that stay open, again if the database restarts.
+"""What the proxy reads: short queries, again if the database restarts.
 
 A connection is not tested before use, for that costs as much as the query; a query that finds it dead is
 repeated instead, which a read may always be. Writes are `recorder`'s.
@@ -10,12 +10,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Executable, Row
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import ClauseElement
 
-from polar.db import normal_url
 from polar.errors import NodeError
+from polar.proxy.database import AWAY, Database, compiled
 
 CONNECTIONS = 8
 PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0)
@@ -26,24 +24,20 @@ class Reads:
 
     def __init__(self, url: str, patience: float) -> None:
         """`patience`: seconds that a database which is away is waited for."""
-        self._database = create_async_engine(
-            normal_url(url),
-            pool_size=CONNECTIONS,
-            # A connection over the limit would be closed after one query, and opening one costs ten queries.
-            max_overflow=0,
-            isolation_level="AUTOCOMMIT",
-        )
+        self._database = Database(url, CONNECTIONS)
         self._patience = patience
 
-    async def all(self, query: Executable, **values: Any) -> Sequence[Row[Any]]:
-        """Every row. Raises NodeError when the database stays away."""
+    async def all(self, query: ClauseElement, **values: Any) -> Sequence[Any]:
+        """Every row, its columns as attributes. Raises NodeError when the database stays away."""
+        statement = compiled(query)
         until = asyncio.get_running_loop().time() + self._patience
         tries = 0
         while True:
             try:
-                async with self._database.connect() as db:
-                    return (await db.execute(query, values)).all()
-            except (OperationalError, InterfaceError) as error:
+                async with self._database.connection() as db:
+                    cursor = await db.execute(statement.text, {**statement.fixed, **values}, binary=True)
+                    return await cursor.fetchall()
+            except AWAY as error:
                 pause = PAUSES[min(tries, len(PAUSES) - 1)]
                 if asyncio.get_running_loop().time() + pause > until:
                     raise NodeError("the proxy's database does not answer", code="database_down") from error
@@ -52,4 +46,4 @@ class Reads:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._database.dispose()
+        await self._database.close()

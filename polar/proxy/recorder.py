@@ -13,20 +13,38 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, text, update
-from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+import psycopg
+from psycopg.types.json import Jsonb
 
 from polar.errors import NodeError
 from polar.lifecycle import Stage, State
 from polar.log import line
-from polar.models import Completion, now
+from polar.models import now
+from polar.proxy.database import AWAY, Connection, Database
 
 logger = logging.getLogger(__name__)
 
 BATCH = 256
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
+INTENDED = (
+    "id",
+    "session_id",
+    "attempt",
+    "outcome",
+    "parent_id",
+    "parent_reason",
+    "dialect",
+    "role",
+    "model_requested",
+    "request",
+    "parsed",
+    "context_len",
+    "prompt_len",
+    "suffix_ids",
+    "flags",
+    "requested_at",
+)
+"""Columns that the beginning of a call writes."""
 SETTLED = (
     "outcome",
     "model_used",
@@ -45,33 +63,31 @@ SETTLED = (
 )
 """Columns that the end of a call writes; each is in every record, because they travel as one statement."""
 
-SETTLE = (
-    update(Completion)
-    .where(Completion.id == bindparam("key"), Completion.outcome == "asked")
-    .values({name: bindparam(f"new_{name}") for name in SETTLED})
-)
-DELIVER = update(Completion).where(Completion.id == bindparam("key")).values(delivered=True)
-FLAG = (
-    update(Completion)
-    .where(Completion.id == bindparam("key"))
-    .values(flags=Completion.flags.concat(bindparam("new", type_=Completion.flags.type)))
-)
+# A commit whose acknowledgement was lost is repeated: the row may be there.
+INTEND = f"""
+    INSERT INTO completions ({", ".join(INTENDED)}, output_ids, policy_versions, engine, delivered)
+    VALUES ({", ".join(f"%({name})s" for name in INTENDED)}, '', '[]', '{{}}', false) ON CONFLICT DO NOTHING
+"""
+SETTLE = f"""
+    UPDATE completions SET {", ".join(f"{name} = %({name})s" for name in SETTLED)}
+    WHERE id = %(key)s AND outcome = 'asked'
+"""
+DELIVER = "UPDATE completions SET delivered = true WHERE id = %(key)s"
+FLAG = "UPDATE completions SET flags = flags || %(new)s WHERE id = %(key)s"
 # Rows are locked in the order of their ids first: two proxies whose batches name the same sessions must not
 # wait for each other.
-CHARGE = text(
-    """
+CHARGE = """
     WITH due AS (
-        SELECT * FROM unnest(CAST(:ids AS text[]), CAST(:attempts AS int[]), CAST(:keys AS bytea[]),
-                             CAST(:turns AS int[]), CAST(:tokens AS int[])) AS d(id, attempt, key_hash, turns, tokens)
+        SELECT * FROM unnest(%(ids)s::text[], %(attempts)s::int[], %(keys)s::bytea[],
+                             %(turns)s::int[], %(tokens)s::int[]) AS d(id, attempt, key_hash, turns, tokens)
     ), held AS (
         SELECT s.id FROM sessions s JOIN due ON due.id = s.id AND due.attempt = s.attempt AND due.key_hash = s.key_hash
-        WHERE s.stage = :stage AND s.state = :state ORDER BY s.id FOR NO KEY UPDATE OF s
+        WHERE s.stage = %(stage)s AND s.state = %(state)s ORDER BY s.id FOR NO KEY UPDATE OF s
     )
     UPDATE sessions s SET turns = s.turns + due.turns, sampled_tokens = s.sampled_tokens + due.tokens
     FROM due, held WHERE s.id = held.id AND due.id = s.id
     RETURNING s.id, s.attempt, s.key_hash
-    """
-)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +115,8 @@ class Record:
 class Recorder:
     """The queue and the task that empties it."""
 
-    def __init__(self, database: AsyncEngine, patience: float) -> None:
-        self._database = database
+    def __init__(self, url: str, patience: float) -> None:
+        self._database = Database(url, 1)
         self._patience = patience
         self._queue: list[Record] = []
         self._some = asyncio.Event()
@@ -133,6 +149,7 @@ class Recorder:
         finally:
             self._closing = True
             _lose(self._queue)
+            await self._database.close()
 
     def close(self) -> None:
         """Take nothing more; `run` returns once all is written."""
@@ -162,7 +179,7 @@ class Recorder:
     async def _write(self, batch: list[Record]) -> None:
         try:
             counts = await self._patiently(batch)
-        except (SQLAlchemyError, NodeError) as error:
+        except (psycopg.Error, NodeError) as error:
             if len(batch) > 1 and not isinstance(error, NodeError):
                 # One record that the database refuses must not take its neighbours with it.
                 for record in batch:
@@ -180,9 +197,9 @@ class Recorder:
         until = asyncio.get_running_loop().time() + self._patience
         for attempt in range(10_000):
             try:
-                async with self._database.begin() as db:
+                async with self._database.connection() as db, db.transaction():
                     return await _commit(db, batch)
-            except (OperationalError, InterfaceError) as error:
+            except AWAY as error:
                 pause = PAUSES[min(attempt, len(PAUSES) - 1)]
                 if asyncio.get_running_loop().time() + pause > until:
                     raise NodeError("the database does not answer", code="database_down") from error
@@ -198,25 +215,31 @@ def _lose(records: list[Record]) -> None:
             record.done.exception()  # nobody waits for a delivery note, and its loss is in the log
 
 
-async def _commit(db: AsyncConnection, batch: list[Record]) -> set[Fence]:
+async def _commit(db: Connection, batch: list[Record]) -> set[Fence]:
     kinds: dict[str, list[Record]] = {"intent": [], "settle": [], "delivered": [], "flag": []}
     for record in batch:
         kinds[record.kind].append(record)
     counts = await _charge(db, kinds["settle"]) if kinds["settle"] else set()
-    if kinds["intent"]:
-        # A commit whose acknowledgement was lost is repeated: the row may be there.
-        rows = [record.values for record in kinds["intent"]]
-        await db.execute(insert(Completion).on_conflict_do_nothing(), rows)
-    if kinds["settle"]:
-        await db.execute(SETTLE, [_settled(record, counts) for record in kinds["settle"]])
-    if kinds["delivered"]:
-        await db.execute(DELIVER, [record.values for record in kinds["delivered"]])
-    if kinds["flag"]:
-        await db.execute(FLAG, [record.values for record in kinds["flag"]])
+    settled = [_settled(record, counts) for record in kinds["settle"]]
+    async with db.cursor() as cursor:
+        for statement, rows in (
+            (INTEND, [record.values for record in kinds["intent"]]),
+            (SETTLE, settled),
+            (DELIVER, [record.values for record in kinds["delivered"]]),
+            (FLAG, [record.values for record in kinds["flag"]]),
+        ):
+            if len(rows) == 1:
+                await cursor.execute(statement, _adapted(rows[0]))
+            elif rows:
+                await cursor.executemany(statement, [_adapted(row) for row in rows])
     return counts
 
 
-async def _charge(db: AsyncConnection, records: list[Record]) -> set[Fence]:
+def _adapted(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: Jsonb(value) if isinstance(value, (dict, list)) else value for name, value in row.items()}
+
+
+async def _charge(db: Connection, records: list[Record]) -> set[Fence]:
     """Count turns and tokens; the fences that still hold."""
     turns: Counter[Fence] = Counter()
     tokens: Counter[Fence] = Counter()
@@ -225,7 +248,7 @@ async def _charge(db: AsyncConnection, records: list[Record]) -> set[Fence]:
         turns[record.fence] += record.turns
         tokens[record.fence] += record.tokens
     fences = list(turns)
-    found = await db.execute(
+    cursor = await db.execute(
         CHARGE,
         {
             "ids": [fence.session_id for fence in fences],
@@ -233,11 +256,11 @@ async def _charge(db: AsyncConnection, records: list[Record]) -> set[Fence]:
             "keys": [fence.key_hash for fence in fences],
             "turns": [turns[fence] for fence in fences],
             "tokens": [tokens[fence] for fence in fences],
-            "stage": Stage.EXECUTE,
-            "state": State.RUNNING,
+            "stage": Stage.EXECUTE.value,
+            "state": State.RUNNING.value,
         },
     )
-    return {Fence(row.id, row.attempt, row.key_hash) for row in found}
+    return {Fence(row.id, row.attempt, row.key_hash) for row in await cursor.fetchall()}
 
 
 def _settled(record: Record, counts: set[Fence]) -> dict[str, Any]:
@@ -246,7 +269,7 @@ def _settled(record: Record, counts: set[Fence]) -> dict[str, Any]:
         # The tokens were sampled and are kept, but no harness sees them and no builder may count them.
         error = {"code": "session_ended", "message": "the session moved on before the answer was there"}
         values = {**values, "outcome": "failed", "error": error}
-    return {"key": values["key"], **{f"new_{name}": values.get(name, _empty(name)) for name in SETTLED}}
+    return {"key": values["key"], **{name: values.get(name, _empty(name)) for name in SETTLED}}
 
 
 def _empty(name: str) -> Any:

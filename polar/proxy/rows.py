@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import orjson
 import zstandard
-from sqlalchemy import Row
 
 from polar.engines.base import Generation
 from polar.errors import SessionError
@@ -129,7 +128,7 @@ def told(answer: Answer) -> dict[str, Any]:
     return {name: getattr(answer, name) for name in ("stop_sequence", "cached_tokens", "reasoning_tokens")}
 
 
-def answer_of(row: Row[Any], completion_id: str, model: str, prompt_tokens: int) -> Answer:
+def answer_of(row: Any, completion_id: str, model: str, prompt_tokens: int) -> Answer:
     """A recorded answer, to be given again."""
     message = Message.from_chat_form(row.parsed["message"])
     finished: datetime = row.finished_at

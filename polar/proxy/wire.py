@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from sqlalchemy.exc import SQLAlchemyError
+import psycopg
 
 from polar.dialects.base import BadRequest
 from polar.errors import AuthError, BudgetError, EngineError, LostLeaseError, NodeError
@@ -46,10 +46,11 @@ def wire_error(error: BaseException) -> WireError:
     if isinstance(error, BudgetError):
         return WireError(403, error.code, error.message)
     if isinstance(error, EngineError):
-        return WireError(_engine_status(error), error.code, error.message)
+        status = _engine_status(error)
+        return WireError(status, "rate_limit_exceeded" if status == 429 else error.code, error.message)
     if isinstance(error, NodeError):
         return WireError(503, error.code, error.message)
-    if isinstance(error, SQLAlchemyError):
+    if isinstance(error, psycopg.Error):
         logger.error(line("call failed", error=type(error).__name__, cause=_first_line(error)))
         return WireError(503, "database_error", "the proxy's database does not answer; try again")
     logger.error(line("call failed", error=type(error).__name__, cause=_first_line(error)), exc_info=_debug(error))
@@ -57,12 +58,12 @@ def wire_error(error: BaseException) -> WireError:
 
 
 def _engine_status(error: EngineError) -> int:
+    if error.status == 429:
+        return 429
     if error.code == "context_length_exceeded" or (error.code == "engine_refused" and (error.status or 0) < 500):
         return 400
     if error.code == "engine_timeout":
         return 504
-    if error.status == 429:
-        return 429
     return 503 if error.retryable or error.code in AWAY else 502
 
 

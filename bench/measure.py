@@ -1,0 +1,70 @@
+"""What benchmarks measure processes with, and how they start them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def family(root: int) -> set[int]:
+    """A process and all its descendants."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, grew = {root}, True
+    while grew:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        found |= more
+        grew = bool(more)
+    return found
+
+
+def tree_cpu(root: int) -> float:
+    """CPU seconds that a process and all its descendants have used."""
+    ticks = 0
+    for pid in family(root):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def tree_memory(root: int) -> int:
+    """Bytes of memory that are a process's and its descendants' own."""
+    total = 0
+    for pid in family(root):
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_")) << 10
+    return total
+
+
+@contextmanager
+def server(argv: list[str], health: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A server in a process of its own, answering while inside."""
+    process = subprocess.Popen(argv, env={**os.environ, **env})
+    try:
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(health, timeout=1):
+                    break
+            except OSError:
+                if process.poll() is not None:
+                    raise RuntimeError(f"{argv[:4]} ended with {process.returncode}") from None
+                time.sleep(0.05)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
