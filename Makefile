@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo up test test-unit check format tiny-model clean
+.PHONY: help demo up test test-unit test-harnesses fuzz check format tiny-model clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,6 +26,14 @@ test: $(VENV)/.ready ## Set up and run the tests
 
 test-unit: $(VENV)/.ready ## The quick tests only
 	$(BIN)/pytest tests/unit tests/contracts tests/test_architecture.py
+
+fuzz: $(VENV)/.ready ## Fuzz every dialect's reader for a minute each (needs atheris)
+	$(BIN)/uv pip install -q --python $(BIN)/python atheris
+	for name in openai_chat openai_responses anthropic_messages google_generate; do \
+		PYTHONPATH=. $(BIN)/python tests/fuzz/fuzz_dialects.py $$name -max_total_time=60 || exit 1; done
+
+test-harnesses: $(VENV)/.ready ## Run every harness preset that installs here, and write docs/harnesses.md's table
+	POLAR_TEST_HARNESSES=all $(BIN)/pytest tests/harnesses
 
 check: $(VENV)/.ready ## Lint, types, and the direction of imports
 	$(BIN)/ruff check .

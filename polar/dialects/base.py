@@ -8,7 +8,7 @@ engine said is the engine adapter's; here JSON becomes a ModelRequest, and an An
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -36,9 +36,26 @@ class Route:
     method: str = "POST"
     kind: str = "generate"
     """`generate`: a model call. `count`: its prompt is counted and not sampled from. `models`, `model`: what there is.
-    `recorded`: an earlier answer, by `{id}`. `forget`: the same, deleted. `no_socket`: a WebSocket is refused."""
+    `no_socket`: a WebSocket is refused. `hello`: a probe, for which no key is needed. `absent`: the provider has this
+    and Polar has not. `forget`: an earlier answer, by `{id}`, is deleted. Any other: the dialect's own view of one."""
     fixed: Mapping[str, str] = field(default_factory=dict)
     """What the path says beside its parameters, given to `parse` with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """An earlier call of the same session as it was on the wire, read only when it is looked into."""
+
+    request: bytes
+    answer: bytes
+
+    def asked(self) -> dict[str, Any]:
+        """The body of its request."""
+        return _object(self.request)
+
+    def answered(self) -> dict[str, Any]:
+        """The body of its answer."""
+        return _object(self.answer)
 
 
 class Dialect(ABC):
@@ -52,6 +69,10 @@ class Dialect(ABC):
     """After an error inside a stream the connection is reset, for clients that take a clean end for an answer."""
     REQUEST_ID: ClassVar[str] = "x-request-id"
     """The header in which clients of this dialect look for the id of a call."""
+
+    def claims(self, headers: Mapping[str, str]) -> bool:
+        """Whether a call is of this dialect, at a path that another one has too; asked in the order of names."""
+        return True
 
     @abstractmethod
     def secret(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
@@ -92,20 +113,22 @@ class Dialect(ABC):
         """The body of `count`: the prompt's exact length."""
         raise BadRequest("tokens cannot be counted in this dialect", status=404)
 
-    def continues(self, body: dict[str, Any]) -> str | None:
-        """The id of the completion whose conversation `body` names instead of repeating it."""
-        return None
+    def cites(self, body: dict[str, Any]) -> Sequence[str]:
+        """The ids of earlier answers, or of parts of them, that `body` names instead of repeating them."""
+        return ()
 
-    def continued(self, body: dict[str, Any], asked: dict[str, Any], answered: dict[str, Any]) -> dict[str, Any]:
-        """`body` with that completion's request and answer before what it appends."""
-        raise NotImplementedError
+    def whole(self, body: dict[str, Any], params: Mapping[str, str], cited: Mapping[str, Earlier]) -> dict[str, Any]:
+        """`body` as it is recorded and parsed: with what it cites in its place, and with what only its route says.
+
+        `cited`: those of `cites` that are there. Raises BadRequest for the others."""
+        return body
 
     def completion_id(self, wire_id: str) -> str:
         """The completion that an id of this dialect's answers names."""
         return f"cmp-{wire_id.rpartition('_')[2].rpartition('-')[2]}"
 
-    def recorded(self, kind: str, wire_id: str, asked: dict[str, Any], answered: dict[str, Any]) -> dict[str, Any]:
-        """The body of `recorded`, `forget` and the like for an earlier answer. Raises BadRequest (404)."""
+    def recorded(self, kind: str, wire_id: str, earlier: Earlier | None, params: Mapping[str, str]) -> dict[str, Any]:
+        """The body of a route of `kind` about an earlier answer. Raises BadRequest: 404 where `earlier` is None."""
         raise NotImplementedError
 
 
@@ -160,6 +183,10 @@ class Stream(ABC):
     def last(self, answers: list[Answer]) -> Iterator[bytes]:
         """Stop reason, usage and the terminal event."""
 
+    def broken(self, dialect: Dialect, status: int, code: str, message: str) -> bytes:
+        """The event that breaks off a stream that has begun."""
+        return dialect.error_event(status, code, message)
+
     @abstractmethod
     def _start(self, prompt_tokens: int) -> Iterator[bytes]: ...
 
@@ -178,3 +205,8 @@ def sse(data: dict[str, Any] | bytes, event: str | None = None) -> bytes:
     payload = data if isinstance(data, bytes) else orjson.dumps(data)
     head = b"event: " + event.encode() + b"\n" if event else b""
     return head + b"data: " + payload + b"\n\n"
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    value: dict[str, Any] = orjson.loads(data)
+    return value

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from polar.dialects import tools
-from polar.dialects.base import BadRequest, Dialect, Route, Stream, sse
+from polar.dialects import openai_wire, tools
+from polar.dialects.base import Dialect, Route, Stream, sse
 from polar.dialects.content import Content, split_data_url
 from polar.dialects.reading import ANY_OBJECT, flag, integer, listed, mapping, number, required, string, wrong
 from polar.messages import Answer, Message, ModelRequest, Role, Sampling, Tool, ToolCall
@@ -30,11 +30,6 @@ TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 REASONING_PARTS = frozenset({"thinking", "reasoning"})
 UNHEEDED = ("logit_bias", "prediction", "web_search_options", "reasoning_effort", "verbosity", "modalities", "audio")
 """Asked for and not done; kept on the completion as marks."""
-ERROR_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-}
 MAX_TOKENS = 2**31 - 1
 MAX_N = 64
 
@@ -52,10 +47,7 @@ class OpenAIChat(Dialect):
     keepalive = b": keep-alive\n\n"
 
     def secret(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and key.strip():
-            return key.strip()
-        return headers.get("api-key")
+        return openai_wire.secret(headers)
 
     def parse(self, body: dict[str, Any], params: Mapping[str, str]) -> ModelRequest:
         entries = listed(body.get("messages"), "messages")
@@ -104,31 +96,13 @@ class OpenAIChat(Dialect):
         return ChatStream(request, completion_id)
 
     def error(self, status: int, code: str, message: str, *, field: str | None = None) -> dict[str, Any]:
-        kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+        return openai_wire.error(status, code, message, field)
 
     def error_event(self, status: int, code: str, message: str) -> bytes:
         return sse(self.error(status, code, message))
 
     def models(self, kind: str, models: list[dict[str, Any]], params: Mapping[str, str]) -> dict[str, Any]:
-        cards = [
-            {
-                "id": model["id"],
-                "object": "model",
-                "created": 0,
-                "owned_by": "polar",
-                "max_model_len": model["context_length"],
-            }
-            for model in models
-        ]
-        if kind == "models":
-            return {"object": "list", "data": cards}
-        for card in cards:
-            if card["id"] == params["model"]:
-                return card
-        names = ", ".join(card["id"] for card in cards)
-        message = f"there is no model {params['model']!r} here; there is {names}"
-        raise BadRequest(message, field="model", code="model_not_found", status=404)
+        return openai_wire.models(kind, models, params)
 
 
 class ChatStream(Stream):
@@ -227,7 +201,7 @@ def _content(value: Any, field: str) -> tuple[Content, str]:
         where = f"{field}[{index}]"
         if isinstance(part, str):
             content.add(part)
-        elif mapping(part, where).get("type") in REASONING_PARTS:
+        elif string(mapping(part, where).get("type"), f"{where}.type") in REASONING_PARTS:
             thoughts.append(string(part.get("thinking") or part.get("text"), where))
         else:
             _part(content, part, where)

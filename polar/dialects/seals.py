@@ -16,7 +16,7 @@ import zstandard
 HEAD = b"polar1"
 LONGEST = 2**22
 """Bytes of reasoning that are read back; whoever sends more did not get it from here."""
-ITEM = re.compile(r"^(?:msg|rs|fc|ctc|cmp|resp|chatcmpl)[_-]([0-9a-f]{24})(?:_\d+)?$")
+ITEM = re.compile(r"^(?:msg|rs|fc|ctc|lsh|sh|apc|tsc|call|cmp|resp|chatcmpl)[_-]([0-9a-f]{24})(?:_\d+)?$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The proxy as an ASGI application: which paths there are, and what every call of this process shares.
 
-The route tells the dialect. What happens at a route is `door`'s affair.
+The route tells the dialect; where two have one path, the headers do. What happens at a route is `door`'s affair.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.routing import Route as Path
 
-from polar.db import connect_async
 from polar.dialects import DIALECTS
 from polar.dialects.base import Dialect
 from polar.proxy.calls import ModelCalls
-from polar.proxy.door import Door
+from polar.proxy.door import Door, Endpoint
 from polar.proxy.ledgers import Ledgers
 from polar.proxy.limits import Limits
 from polar.proxy.pool import EnginePool
@@ -38,13 +38,19 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
     """Wire everything; nothing is connected before the server's event loop runs."""
     limits = limits or Limits()
     dialects = [load("dialect", DIALECTS, name, Dialect)() for name in sorted(DIALECTS)]  # type: ignore[type-abstract]
-    paths = [Path(path, health, methods=["GET"]) for path in ("/", "/health", IN_PATH)]
+    paths: list[BaseRoute] = [Path(path, health, methods=["GET"]) for path in ("/", "/health", IN_PATH)]
+    claimed: dict[tuple[str, str], list[tuple[Dialect, Endpoint]]] = {}
     for dialect in dialects:
         door = Door(dialect, limits, settings.max_body_mb * 2**20)
         for route in dialect.routes:
-            for prefix in ("", IN_PATH):
-                paths.append(Path(prefix + route.path, door.endpoint(route), methods=[route.method]))
-    known = [f"{route.method} {route.path}" for dialect in dialects for route in dialect.routes]
+            claimed.setdefault((route.path, route.method), []).append((dialect, door.endpoint(route)))
+            if route.kind == "no_socket":
+                paths += [WebSocketRoute(prefix + route.path, door.refuse_socket) for prefix in ("", IN_PATH)]
+    for (path, method), claimants in claimed.items():
+        for prefix in ("", IN_PATH):
+            paths.append(Path(prefix + path, shared(claimants), methods=[method]))
+    routes = [route for dialect in dialects for route in dialect.routes if route.kind != "absent"]
+    known = dict.fromkeys(f"{route.method} {route.path}" for route in routes)
 
     async def unknown(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
@@ -54,8 +60,8 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        database, reads = connect_async(settings.database_url, pool_size=1), Reads(settings.database_url, limits.commit)
-        pool, recorder = EnginePool(), Recorder(database, limits.commit)
+        reads, recorder = Reads(settings.database_url, limits.commit), Recorder(settings.database_url, limits.commit)
+        pool = EnginePool()
         writing = asyncio.create_task(recorder.run())
         app.state.reads = reads
         app.state.store = Store(reads, recorder)
@@ -65,9 +71,18 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
         await writing
         await pool.close()
         await reads.close()
-        await database.dispose()
 
     return Starlette(routes=paths, lifespan=lifespan, exception_handlers={404: unknown, 405: unknown})
+
+
+def shared(claimants: list[tuple[Dialect, Endpoint]]) -> Endpoint:
+    """The endpoint of a path that several dialects may have: whose client it is, the dialects tell by headers."""
+
+    async def choose(request: Request) -> Response:
+        willing = (endpoint for dialect, endpoint in claimants if dialect.claims(request.headers))
+        return await next(willing, claimants[-1][1])(request)
+
+    return claimants[0][1] if len(claimants) == 1 else choose
 
 
 async def health(request: Request) -> Response:

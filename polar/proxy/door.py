@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
 from polar.dialects.base import BadRequest, Dialect, Route
 from polar.errors import AuthError
@@ -44,6 +45,8 @@ class Door:
             "models": self._models,
             "model": self._models,
             "no_socket": self._no_socket,
+            "hello": self._hello,
+            "absent": self._absent,
         }
         act = kinds.get(route.kind, self._recorded)
 
@@ -76,25 +79,44 @@ class Door:
         return json_response(self._dialect.models(route.kind, models, _params(request, route)))
 
     async def _recorded(self, request: Request, route: Route) -> Response:
-        caller, _ = await self._caller(request)
+        caller, secret = await self._caller(request)
         store: Store = request.app.state.store
-        return json_response(await store.show(self._dialect, caller, route.kind, request.path_params["id"]))
+        shown = await store.show(
+            self._dialect, caller, secret, route.kind, request.path_params["id"], _params(request, route)
+        )
+        return json_response(shown)
+
+    async def _hello(self, request: Request, route: Route) -> Response:
+        return json_response({"status": "ok"})
+
+    async def _absent(self, request: Request, route: Route) -> Response:
+        raise BadRequest(f"there is no {request.method} {request.url.path} here", code="not_found", status=404)
 
     async def _no_socket(self, request: Request, route: Route) -> Response:
-        """Refused as a server refuses that knows the protocol and will not speak it: clients then fall back at once,
-        where they would try again after a 404."""
+        return self._socket_refusal()
+
+    async def refuse_socket(self, socket: WebSocket) -> None:
+        """The same where the server itself speaks WebSocket, and hands the handshake over."""
+        await socket.send_denial_response(self._socket_refusal())
+
+    def _socket_refusal(self) -> Response:
+        """As a server refuses that knows the protocol and will not speak it: clients then fall back at once, where
+        they would try again after a 404."""
         body = self._dialect.error(426, "upgrade_required", SOCKET_REFUSED)
         return json_response(body, 426, {"allow": "POST"})
 
     async def _asked(self, request: Request, route: Route) -> Asked:
         caller, secret = await self._caller(request)
         body, raw = parse_body(await read_body(request, self._max_body))
-        if (earlier := self._dialect.continues(body)) is not None:
-            store: Store = request.app.state.store
+        params = _params(request, route)
+        store: Store = request.app.state.store
+        cites = self._dialect.cites(body)
+        cited = await store.find(self._dialect, caller, secret, cites) if cites else {}
+        whole = self._dialect.whole(body, params, cited)
+        if whole is not body:
             # Recorded whole, so that a completion can be read without those before it.
-            body = self._dialect.continued(body, *await store.find(self._dialect, caller, earlier))
-            raw = orjson.dumps(body)
-        parsed = self._dialect.parse(body, _params(request, route))
+            body, raw = whole, orjson.dumps(whole)
+        parsed = self._dialect.parse(body, params)
         if not caller.serves(parsed.model):
             message = f"The model `{parsed.model}` does not exist here; this session serves {caller.model_name}"
             raise BadRequest(message, field="model", code="model_not_found", status=404)

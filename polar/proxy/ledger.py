@@ -22,7 +22,7 @@ from polar.messages import Message, ModelRequest, Tool, chain_step
 from polar.renderers.base import Renderer
 
 Ids = npt.NDArray[np.int32]
-ANCHOR = re.compile(r"call_([0-9a-f]{24})_\d+")
+ANCHOR = re.compile(r"call_?([0-9a-f]{24})_?\d+")
 CACHED_PROMPTS = 2
 """Whole prompts kept per session. Others are put together again from suffixes, so that memory grows with the
 session's tokens and not with the square of its turns."""

@@ -86,7 +86,7 @@ class Relay(Response):
             if left.done():
                 return False
             if task.done() and (error := task.exception()) is not None:
-                return await self._break_off(send, wire_error(error), begun=begun)
+                return await self._break_off(send, wire_error(error), stream if begun else None)
             pieces, shown = flight.pieces[shown:], len(flight.pieces)
             silent = not heard and not pieces and not task.done()
             events: list[bytes] = []
@@ -107,12 +107,13 @@ class Relay(Response):
             if task.done() and events:
                 return True
 
-    async def _break_off(self, send: Send, error: WireError, *, begun: bool) -> bool:
+    async def _break_off(self, send: Send, error: WireError, stream: Stream | None) -> bool:
         """An error before the first byte has its status. After it, the error event goes out and, unless that would
         be worse for this dialect's clients, the response is left unfinished, upon which the server resets the
         connection: a stream that ends cleanly is taken for an answer."""
-        if begun:
-            event = self._dialect.error_event(self._dialect.status(error.status, error.code), error.code, error.message)
+        if stream is not None:
+            status = self._dialect.status(error.status, error.code)
+            event = stream.broken(self._dialect, status, error.code, error.message)
             await send({"type": "http.response.body", "body": event, "more_body": self._dialect.RESETS})
         else:
             await self._refuse(send, error)

@@ -5,22 +5,23 @@ The rows of the session are the store, so nothing is kept twice and nothing outl
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
 import zstandard
-from sqlalchemy import bindparam, select
+from sqlalchemy import ARRAY, Text, any_, bindparam, select
 
-from polar.dialects.base import BadRequest, Dialect
+from polar.dialects.base import Dialect, Earlier
 from polar.models import Completion
 from polar.proxy.reads import Reads
 from polar.proxy.recorder import Recorder
+from polar.proxy.rows import MASK
 from polar.proxy.sessions import Caller
 
 FORGOTTEN = "forgotten"
 """The flag of an answer that its harness deleted: gone for the harness, kept for the record."""
-ANSWERED = select(Completion.request, Completion.answer).where(
-    Completion.id == bindparam("id"),
+ANSWERED = select(Completion.id, Completion.request, Completion.answer).where(
+    Completion.id == any_(bindparam("ids", type_=ARRAY(Text))),
     Completion.session_id == bindparam("session_id"),
     Completion.attempt == bindparam("attempt"),
     Completion.dialect == bindparam("dialect"),
@@ -36,20 +37,32 @@ class Store:
         self._reads = reads
         self._recorder = recorder
 
-    async def find(self, dialect: Dialect, caller: Caller, completion_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Request and answer, as they were on the wire. Raises BadRequest (404)."""
+    async def find(
+        self, dialect: Dialect, caller: Caller, secret: str, wire_ids: Sequence[str]
+    ) -> Mapping[str, Earlier]:
+        """Those that are there, by the ids they were asked for with."""
+        named = {wire_id: dialect.completion_id(wire_id) for wire_id in wire_ids}
         rows = await self._reads.all(
-            ANSWERED, id=completion_id, session_id=caller.id, attempt=caller.attempt, dialect=dialect.name
+            ANSWERED,
+            ids=sorted(set(named.values())),
+            session_id=caller.id,
+            attempt=caller.attempt,
+            dialect=dialect.name,
         )
-        if not rows:
-            raise BadRequest(f"there is no answer {completion_id!r} in this session", code="not_found", status=404)
-        return orjson.loads(zstandard.decompress(rows[0].request)), orjson.loads(zstandard.decompress(rows[0].answer))
+        found = {row.id: Earlier(_unpacked(row.request, secret), _unpacked(row.answer, secret)) for row in rows}
+        return {wire_id: found[id_] for wire_id, id_ in named.items() if id_ in found}
 
-    async def show(self, dialect: Dialect, caller: Caller, kind: str, wire_id: str) -> dict[str, Any]:
+    async def show(
+        self, dialect: Dialect, caller: Caller, secret: str, kind: str, wire_id: str, params: Mapping[str, str]
+    ) -> dict[str, Any]:
         """The body of a route that is about an earlier answer."""
-        completion_id = dialect.completion_id(wire_id)
-        asked, answered = await self.find(dialect, caller, completion_id)
-        shown = dialect.recorded(kind, wire_id, asked, answered)
+        earlier = (await self.find(dialect, caller, secret, [wire_id])).get(wire_id)
+        shown = dialect.recorded(kind, wire_id, earlier, params)
         if kind == "forget":
-            await self._recorder.flag(completion_id, FORGOTTEN)
+            await self._recorder.flag(dialect.completion_id(wire_id), FORGOTTEN)
         return shown
+
+
+def _unpacked(data: bytes, secret: str) -> bytes:
+    """A body as it was on the wire: a conversation that continues it must be the one the ledger saw, key and all."""
+    return zstandard.decompress(data).replace(MASK, secret.encode())

@@ -14,7 +14,19 @@ from polar.messages import Answer, Message, ToolCall
 from polar.registry import load
 
 QUESTIONS: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "anthropic_messages": (
+        {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello ☀"}]},
+        {},
+    ),
+    "google_generate": (
+        {
+            "contents": [{"role": "user", "parts": [{"text": "hello ☀"}]}],
+            "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+        },
+        {"model": "m", "alt": "sse"},
+    ),
     "openai_chat": ({"model": "m", "messages": [{"role": "user", "content": "hello ☀"}]}, {}),
+    "openai_responses": ({"model": "m", "input": "hello ☀"}, {}),
 }
 """One small request of each dialect: body and path parameters."""
 
@@ -108,7 +120,7 @@ def test_errors_speak(dialect: Dialect) -> None:
     assert "the sentence" in orjson.dumps(dialect.error(502, "some_code", "the sentence")).decode()
     event = dialect.error_event(502, "some_code", "the sentence")
     assert b"the sentence" in event
-    assert event.endswith(b"\n\n")
+    assert event.endswith((b"\n\n", b"}"))
 
 
 def test_keepalive_is_no_answer(dialect: Dialect) -> None:

@@ -89,6 +89,13 @@ def test_rewritten_arguments(talk: Conversation, arguments: str) -> None:
     assert talk.reason(SYSTEM, USER, echo, RESULT) == ("anchor", node.id, flags)
 
 
+def test_an_id_without_its_underscores(talk: Conversation) -> None:
+    """Some harnesses send tool-call ids back with nothing but letters and digits: they still name the call."""
+    served, node = talk.call(SYSTEM, USER, answer=calling())
+    bare = replace(served.tool_calls[0], id=served.tool_calls[0].id.replace("_", ""), arguments="{}")
+    assert talk.reason(SYSTEM, USER, replace(served, tool_calls=(bare,)), RESULT)[:2] == ("anchor", node.id)
+
+
 def test_text_answer_is_found_by_hash(talk: Conversation) -> None:
     """An answer without ids is known by its text, space at the edges aside."""
     served, node = talk.call(SYSTEM, USER, answer=Message("assistant", "hello"))
