@@ -8,9 +8,19 @@ from polar.registry import load
 from polar.spec import AgentSpec
 
 HARNESSES = {
+    "claude_code": "polar.harnesses.claude_code:ClaudeCode",
+    "codex": "polar.harnesses.codex:Codex",
     "external": "polar.harnesses.external:ExternalHarness",
+    "gemini_cli": "polar.harnesses.gemini_cli:GeminiCLI",
     "shell": "polar.harnesses.shell:ShellHarness",
+    "hermes": "polar.harnesses.hermes:Hermes",
     "mini_swe_agent": "polar.harnesses.mini_swe_agent:MiniSweAgent",
+    "openclaw": "polar.harnesses.openclaw:OpenClaw",
+    "opencode": "polar.harnesses.opencode:OpenCode",
+    "openhands_sdk": "polar.harnesses.openhands_sdk:OpenHandsSDK",
+    "pi": "polar.harnesses.pi:Pi",
+    "qwen_code": "polar.harnesses.qwen_code:QwenCode",
+    "swe_agent": "polar.harnesses.swe_agent:SweAgent",
 }
 
 
