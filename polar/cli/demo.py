@@ -1,6 +1,6 @@
 """`polar demo`: the main job, end to end, with nothing to download but the agents themselves.
 
-Starts all of Polar as `polar up` does, submits the two examples as any client would, and ends with a table.
+Starts all of Polar as `polar up` does, submits the examples as any client would, and ends with a table.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ START_SECONDS = 60.0
 )
 @click.option("--skip-calculator", is_flag=True, help="Leave out mini-swe-agent, which is installed from PyPI.")
 def demo(examples: Path, home: Path, skip_calculator: bool) -> None:
-    """Run real rollouts on this machine: a tool-using agent on a tiny model, and mini-swe-agent on a script."""
+    """Run real rollouts on this machine: tool-using agents on a tiny model, and mini-swe-agent on a script."""
     began = time.monotonic()
     ports = {"port": str(free_port()), "proxy-port": str(free_port())}
-    names = ["tool_lookup"] if skip_calculator else ["tool_lookup", "calculator"]
+    tasks = ["tool_lookup/task.yaml", "tool_lookup/anthropic.yaml"] + ["calculator/task.yaml"] * (not skip_calculator)
     script = (examples / "calculator" / "script.json").resolve()
     with RunningPolar(home.resolve(), ports, script) as client:
         console.print(f"Polar is up after {time.monotonic() - began:.1f} s at {client.url}")
-        finals = [_run(client, examples / name / "task.yaml") for name in names]
+        finals = [_run(client, examples / name) for name in tasks]
         rows = [(final, client.call("GET", f"/tasks/{final['task_id']}/sessions")["sessions"]) for final in finals]
     console.print(_table(rows))
     _explain(rows, home, time.monotonic() - began)

@@ -47,7 +47,7 @@ class Asked:
         asked = {key: value for key, value in self.body.items() if key not in ("stream", "stream_options")}
         return hashlib.blake2b(
             # Sorted, because some clients write the same body with its keys in another order each time.
-            orjson.dumps([self.dialect.name, asked], option=orjson.OPT_SORT_KEYS),
+            orjson.dumps([self.dialect.name, self.request.model, asked], option=orjson.OPT_SORT_KEYS),
             digest_size=16,
         ).digest()
 

@@ -90,8 +90,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     assert running.process.wait(40) == 0
 
 
-def example(name: str, **changes: Any) -> dict[str, Any]:
-    return {**load_task(EXAMPLES / name / "task.yaml"), "task_id": f"{name}-{uuid.uuid4().hex[:6]}", **changes}
+def example(name: str, file: str = "task.yaml", **changes: Any) -> dict[str, Any]:
+    return {**load_task(EXAMPLES / name / file), "task_id": f"{name}-{uuid.uuid4().hex[:6]}", **changes}
 
 
 def shell(command: str, **changes: Any) -> dict[str, Any]:
@@ -106,9 +106,10 @@ def shell(command: str, **changes: Any) -> dict[str, Any]:
     return {**body, **changes}
 
 
-def test_tool_lookup_is_sampled_and_exact(up: Up) -> None:
-    """A real agent on the `openai` package: each session is one exact trace with aligned arrays and a reward."""
-    status = up.run(example("tool_lookup", num_samples=4))
+@pytest.mark.parametrize("file", ["task.yaml", "anthropic.yaml"])
+def test_tool_lookup_is_sampled_and_exact(up: Up, file: str) -> None:
+    """Real agents on two packages: each session is one exact trace with aligned arrays and a reward."""
+    status = up.run(example("tool_lookup", file, num_samples=4))
     assert status["status"] == "completed"
     for result in status["results"]:
         (trace,) = result["trajectory"]["traces"]
