@@ -14,7 +14,10 @@ import yaml
 
 from polar import cli
 from polar.cli.client import load_task
+from polar.dialects import DIALECTS
+from polar.dialects.base import Dialect
 from polar.lifecycle import Stage, State
+from polar.registry import load
 from polar.settings import Settings
 from polar.spec import parse_task
 
@@ -107,3 +110,25 @@ def test_the_package_imports_without_side_effects() -> None:
     """`import polar` loads nothing heavy and opens nothing."""
     code = "import sys, polar; print(sorted({'celery', 'flask', 'numpy', 'sqlalchemy'} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_every_mark_is_documented() -> None:
+    """docs/dialects.md has each mark that a dialect or the proxy can put on a completion."""
+    page = (ROOT / "docs/dialects.md").read_text()
+    marks: set[str] = set()
+    for path in [*(ROOT / "polar/dialects").glob("*.py"), ROOT / "polar/proxy/prepare.py"]:
+        source = path.read_text()
+        marks |= set(re.findall(r'marks\.append\(f?"([a-z_]+)', source))
+        for table in re.findall(r"^UNHEEDED[^=]*= [({](.*?)[)}]$", source, re.MULTILINE | re.DOTALL):
+            marks |= set(re.findall(r'"([a-z_]+)"', table))
+    assert len(marks) > 30
+    assert {mark for mark in marks if f"`{mark}" not in page} == set()
+
+
+def test_every_dialect_is_documented() -> None:
+    """And each dialect, with the path of its model call."""
+    page = (ROOT / "docs/dialects.md").read_text()
+    for name in DIALECTS:
+        member = load("dialect", DIALECTS, name, Dialect)  # type: ignore[type-abstract]
+        assert f"| `{name}` |" in page
+        assert any(route.path.rpartition(":")[2] in page for route in member.routes if route.kind == "generate")
