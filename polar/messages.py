@@ -7,14 +7,30 @@ the ledger compares them. What a dialect did not understand is kept in the recor
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import orjson
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
+
+
+VOLATILE = re.compile(
+    r"^.*(?:\b(?:today'?s date|(?:current|local|today'?s) (?:date|time|datetime|day)|date and time|today is|"
+    r"(?:the )?(?:date|time) is|now:)|billing-header).*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""Lines of a system message that are another each turn, and mean no other conversation."""
+
+
+@lru_cache(maxsize=256)
+def steady(text: str) -> str:
+    """A system message without its lines that change by themselves."""
+    return VOLATILE.sub("", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +87,15 @@ class Message:
     def canonical(self) -> bytes:
         """What must be equal for two messages to be the same message.
 
-        Reasoning and tool-call ids are left out: harnesses drop the one and rewrite the other, and neither
-        changes what a template prints for a message that was not sampled."""
+        Reasoning and tool-call ids are left out: harnesses drop the one and rewrite the other, and neither changes
+        what a template prints for a message that was not sampled. Of an answer all white space is left out, for its
+        tokens are on record however a harness breaks its text; of a system message, lines that tell the time."""
         calls = [call.canonical() for call in self.tool_calls]
-        return orjson.dumps([self.role, self.content.strip(), calls, *(image.digest() for image in self.images)])
+        if self.role == "assistant":
+            text = "".join(self.content.split())
+        else:
+            text = (steady(self.content) if self.role == "system" else self.content).strip()
+        return orjson.dumps([self.role, text, calls, *(image.digest() for image in self.images)])
 
     def chat_form(self) -> dict[str, Any]:
         """As OpenAI Chat writes it: the form in which messages are kept and shown."""

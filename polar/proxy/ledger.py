@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polar.errors import NodeError
-from polar.messages import Message, ModelRequest, Tool, chain_step
+from polar.messages import Message, ModelRequest, Tool, chain_step, steady
 from polar.renderers.base import Renderer
 
 Ids = npt.NDArray[np.int32]
@@ -56,6 +56,8 @@ class Node:
     output_ids: Ids
     body_hash: bytes
     delivered: bool
+    head: bytes = b""
+    """Names its system messages where they tell the time; a continuation keeps those that were printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Place:
     fingerprint: bytes
     context_hash: bytes
     flags: tuple[str, ...] = ()
+    head: bytes = b""
 
 
 @dataclass(slots=True)
@@ -116,8 +119,11 @@ class Ledger:
         flags = ["rewritten"] if walk.rewritten else []
         if walk.digest in self._contexts:
             flags.append("sibling")
+        head = _head(request.messages)
+        if walk.parent is not None and walk.parent.head != head:
+            flags.append("volatile_header")
         reason = self._reason(walk, fingerprint, request.messages)
-        return Place(walk.parent, reason, walk.appended, fingerprint, walk.digest, tuple(flags))
+        return Place(walk.parent, reason, walk.appended, fingerprint, walk.digest, tuple(flags), head)
 
     def prompt(
         self, place: Place, messages: tuple[Message, ...], tools: tuple[Tool, ...], renderer: Renderer
@@ -161,25 +167,42 @@ class Ledger:
 
     def _walk(self, fingerprint: bytes, messages: tuple[Message, ...]) -> Walk:
         walk = Walk(fingerprint)
-        node: Node | None
-        for index, message in enumerate(messages):
-            plain = chain_step(walk.digest, message)
-            if message.role != "assistant":
-                walk.digest = plain
-                continue
-            named = self._named(message)
-            # Everything before this message is what the node was asked with, so its id alone settles the match:
-            # harnesses re-serialise arguments and drop reasoning, and the recorded ids are the truth either way.
-            if named is not None and named.context_hash == walk.digest:
-                walk.rewritten |= named.chain_hash != plain
-                walk.digest, node = named.chain_hash, named
+        index = 0
+        while index < len(messages):
+            message = messages[index]
+            if message.role == "assistant":
+                index += self._step(walk, messages, index)
             else:
-                walk.digest, node = plain, self._newest(plain)
-                walk.ours_outside |= node is None and (named is not None or _alone(message) in self._served)
-            if node is not None:
-                walk.parent, walk.by_anchor, walk.appended = node, named is node, index + 1
-                walk.ours_outside = False
+                walk.digest = chain_step(walk.digest, message)
+                index += 1
         return walk
+
+    def _step(self, walk: Walk, messages: tuple[Message, ...], index: int) -> int:
+        """Past an answer; how many messages it takes, for some harnesses send one answer as several."""
+        run = index + 1
+        while run < len(messages) and messages[run].role == "assistant":
+            run += 1
+        for end in range(run, index + 1, -1):
+            whole = _merged(messages[index:end])
+            # What is put together must be an answer of ours word for word: an id alone could swallow a message
+            # that stands behind it.
+            if (node := self._newest(chain_step(walk.digest, whole))) is not None:
+                _stand(walk, node, end, by_anchor=self._named(whole) is node)
+                return end - index
+        message = messages[index]
+        plain = chain_step(walk.digest, message)
+        named = self._named(message)
+        # Everything before this message is what the node was asked with, so its id alone settles the match:
+        # harnesses re-serialise arguments and drop reasoning, and the recorded ids are the truth either way.
+        if named is not None and named.context_hash == walk.digest:
+            walk.rewritten |= named.chain_hash != plain
+            _stand(walk, named, index + 1, by_anchor=True)
+        elif (node := self._newest(plain)) is not None:
+            _stand(walk, node, index + 1, by_anchor=False)
+        else:
+            walk.digest = plain
+            walk.ours_outside |= named is not None or _alone(message) in self._served
+        return 1
 
     def _named(self, message: Message) -> Node | None:
         if message.anchor and (node := self._by_anchor.get(message.anchor)):
@@ -203,6 +226,28 @@ class Ledger:
         if any(self._walk(other, messages).parent for other in self._fingerprints - {fingerprint}):
             return "tools_changed"
         return "edited" if walk.ours_outside else "no_match"
+
+
+def _stand(walk: Walk, node: Node, appended: int, *, by_anchor: bool) -> None:
+    walk.digest, walk.parent, walk.by_anchor, walk.appended = node.chain_hash, node, by_anchor, appended
+    walk.ours_outside = False
+
+
+def _merged(parts: tuple[Message, ...]) -> Message:
+    return Message(
+        "assistant",
+        "\n".join(part.content for part in parts),
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+        anchor=next((part.anchor for part in parts if part.anchor), None),
+    )
+
+
+def _head(messages: tuple[Message, ...]) -> bytes:
+    """Names the system messages if any of them tells the time."""
+    texts = [message.content for message in messages if message.role == "system"]
+    if all(steady(text) == text for text in texts):
+        return b""
+    return hashlib.blake2b("\0".join(texts).encode(), digest_size=8).digest()
 
 
 def _alone(message: Message) -> bytes:
@@ -232,4 +277,5 @@ def make_node(
         output_ids=output_ids,
         body_hash=body_hash,
         delivered=False,
+        head=place.head,
     )

@@ -100,4 +100,5 @@ def _node(row: Any) -> Node:
         output_ids=as_ids(row.output_ids),
         body_hash=bytes.fromhex(hashes["body"]),
         delivered=row.delivered,
+        head=bytes.fromhex(hashes.get("head", "")),
     )

@@ -81,6 +81,7 @@ def described(
             "context": place.context_hash.hex(),
             "body": body_hash.hex(),
             **({"served": node.served.hex()} if node else {}),
+            **({"head": place.head.hex()} if place.head else {}),
         },
     }
 

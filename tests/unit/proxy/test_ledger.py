@@ -180,3 +180,61 @@ def test_prompts_are_exact(turns: list[str]) -> None:
             history = (*history, served, RESULT if served.tool_calls else USER)
     if not {"edit", "branch"} & set(turns):
         assert whole == RENDERER.render((*history[:-1],), TOOLS)[: len(whole)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [
+            Message("assistant", "one two"),
+            Message("assistant", "", None, (ToolCall("x", "f", '{"b": false, "a": 1}'),)),
+        ],
+        [Message("assistant", "one"), Message("assistant", " two", None, (ToolCall("x", "f", '{"a":1,"b":false}'),))],
+        [Message("assistant", "one\n\ntwo ", "another thought", (ToolCall("y", "f", '{"a": 1, "b": false}'),))],
+    ],
+)
+def test_an_answer_in_parts(talk: Conversation, parts: list[Message]) -> None:
+    """An answer that comes back split, with other ids and white space, is the answer still."""
+    answer = calling("one two")
+    _, first = talk.call(SYSTEM, USER, answer=replace(answer, reasoning="a thought"))
+    reason, parent, flags = talk.reason(SYSTEM, USER, *parts, Message("tool", "r", tool_call_id="x"))
+    assert (reason, parent, flags) == ("exact", first.id, ())
+
+
+def test_an_answer_with_a_stranger_behind_it(talk: Conversation) -> None:
+    """A message that somebody else put behind an answer of ours is not swallowed with it."""
+    served, first = talk.call(SYSTEM, USER, answer=calling("one"))
+    place = talk.ledger.place(ModelRequest("m", (SYSTEM, USER, served, Message("assistant", "no"), USER), TOOLS))
+    assert place.parent is first
+    assert place.appended == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Today's date: 2026-11-{}", "Current time: 10:{} UTC", "x-anthropic-billing-header: cch={}", "Today is the {}th."],
+)
+def test_a_header_that_tells_the_time(talk: Conversation, line: str) -> None:
+    """A system message whose clock went on continues the conversation, and is flagged."""
+    system = [Message("system", f"Be brief.\n{line.format(day)}\nBe kind.") for day in (20, 21)]
+    served, first = talk.call(system[0], USER, answer=Message("assistant", "a"))
+    assert talk.reason(system[0], USER, served, USER) == ("exact", first.id, ())
+    assert talk.reason(system[1], USER, served, USER) == ("exact", first.id, ("volatile_header",))
+    other = Message("system", system[1].content.replace("kind", "rude"))
+    assert talk.reason(other, USER, served, USER)[0] == "edited"
+
+
+def test_the_time_in_a_tool_result_is_no_header(talk: Conversation) -> None:
+    """Only system messages may change by themselves."""
+    served, _ = talk.call(SYSTEM, USER, answer=calling())
+    result = [Message("tool", f"Current time: {hour}", tool_call_id=served.tool_calls[0].id) for hour in (1, 2)]
+    again, _ = talk.call(SYSTEM, USER, served, result[0], answer=Message("assistant", "done"))
+    assert talk.reason(SYSTEM, USER, served, result[1], again, USER)[0] == "edited"
+
+
+def test_another_conversation_with_the_same_opening(talk: Conversation) -> None:
+    """Two conversations that begin alike part where they differ."""
+    first, one = talk.call(SYSTEM, USER, answer=Message("assistant", "a"))
+    second, two = talk.call(SYSTEM, USER, answer=Message("assistant", "b"))
+    assert talk.reason(SYSTEM, USER, first, USER)[1] == one.id
+    assert talk.reason(SYSTEM, USER, second, USER)[1] == two.id
+    assert talk.reason(SYSTEM, USER, Message("assistant", "c"), USER)[:2] == ("no_match", None)
