@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import orjson
-import zstandard
 from flask import Blueprint, Response, current_app, jsonify
 
 from polar import lifecycle, queries
 from polar.api import wire
 from polar.api.tasks import number
+from polar.bodies import Bodies, unpack
 from polar.db import transaction
 from polar.models import Completion
 
@@ -62,10 +62,12 @@ def completions(session_id: str) -> Response:
         queries.session(db, session_id)
         rows = queries.completions_of(db, session_id, int(number("after", 0, low=0)), limit)
         following = rows[-1].seq if len(rows) == limit else None
-        return jsonify({"completions": [_completion(row) for row in rows], "next": following})
+        bodies = Bodies(rows)
+        shown = [_completion(row, bodies.read(row, db)) for row in rows]
+        return jsonify({"completions": shown, "next": following})
 
 
-def _completion(row: Completion) -> dict[str, Any]:
+def _completion(row: Completion, request: bytes) -> dict[str, Any]:
     logprobs = None if row.logprobs is None else np.frombuffer(row.logprobs, np.float32).astype(float).tolist()
     return {
         "completion_id": row.id,
@@ -77,8 +79,8 @@ def _completion(row: Completion) -> dict[str, Any]:
         "parent_reason": row.parent_reason,
         "model_requested": row.model_requested,
         "model_used": row.model_used,
-        "request": _json(row.request),
-        "answer": _json(row.answer),
+        "request": orjson.loads(request),
+        "answer": orjson.loads(unpack(row.answer)) if row.answer else None,
         "prompt_tokens": row.prompt_len,
         "suffix_ids": np.frombuffer(row.suffix_ids, np.int32).tolist(),
         "output_ids": np.frombuffer(row.output_ids, np.int32).tolist(),
@@ -92,7 +94,3 @@ def _completion(row: Completion) -> dict[str, Any]:
         "finished_at": row.finished_at.timestamp() if row.finished_at else None,
         "delivered": row.delivered,
     }
-
-
-def _json(blob: bytes | None) -> Any:
-    return orjson.loads(zstandard.decompress(blob)) if blob else None

@@ -18,6 +18,7 @@ from starlette.routing import Route as Path
 
 from polar.dialects import DIALECTS
 from polar.dialects.base import Dialect
+from polar.proxy.bodies import BodyStore
 from polar.proxy.calls import ModelCalls
 from polar.proxy.door import Door, Endpoint
 from polar.proxy.ledgers import Ledgers
@@ -65,7 +66,7 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
         writing = asyncio.create_task(recorder.run())
         app.state.reads = reads
         app.state.store = Store(reads, recorder)
-        app.state.calls = ModelCalls(pool, Ledgers(reads), recorder, limits)
+        app.state.calls = ModelCalls(pool, Ledgers(reads), BodyStore(reads, limits.aside_bytes), recorder, limits)
         yield
         recorder.close()
         await writing

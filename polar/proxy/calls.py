@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from polar.bodies import pack
 from polar.engines.base import Generation
 from polar.errors import EngineError, LostLeaseError, SessionError
 from polar.log import line
@@ -22,12 +23,13 @@ from polar.messages import Answer
 from polar.models import now
 from polar.proxy import rows
 from polar.proxy.answering import Shown, read_answer
+from polar.proxy.bodies import BodyStore
 from polar.proxy.flights import Asked, Flight, Flights, new_completion_id
 from polar.proxy.ledger import Ledger, Place, as_ids, make_node
 from polar.proxy.ledgers import Ledgers
 from polar.proxy.limits import Limits
 from polar.proxy.pool import EnginePool
-from polar.proxy.prepare import aside, offered, prepare, refuse_overflow, seconds_left, within_budget
+from polar.proxy.prepare import offered, prepare, refuse_overflow, seconds_left, within_budget
 from polar.proxy.recorder import Fence, Recorder
 from polar.proxy.rows import Prepared
 from polar.proxy.sampling import EngineCall, HungUpError, patiently
@@ -52,10 +54,13 @@ class Sample:
 class ModelCalls:
     """All calls of this process."""
 
-    def __init__(self, pool: EnginePool, ledgers: Ledgers, recorder: Recorder, limits: Limits) -> None:
+    def __init__(
+        self, pool: EnginePool, ledgers: Ledgers, bodies: BodyStore, recorder: Recorder, limits: Limits
+    ) -> None:
         self.pool = pool
         self.flights = Flights(self._run)
         self._ledgers = ledgers
+        self._bodies = bodies
         self._recorder = recorder
         self._limits = limits
 
@@ -88,7 +93,8 @@ class ModelCalls:
         twin = replace(place, flags=(*place.flags, "sibling"))
         samples = [Sample(flight, ledger, place, flight.id, started)]
         samples += [Sample(flight, ledger, twin, new_completion_id(), started) for _ in range(asked.request.n - 1)]
-        body = await aside(len(asked.raw) >= self._limits.aside_bytes, lambda: rows.packed(asked.raw, asked.secret))
+        body = rows.masked(asked.raw, asked.secret)
+        stored = await self._bodies.stored(body, (place.parent.id if place.parent else None, ledger.last_body))
         problem: Exception | None = None
         try:
             retry = seconds_left(caller, self._limits.retry)
@@ -98,9 +104,14 @@ class ModelCalls:
             flight.prompt_tokens = len(prepared.prompt)
         except (SessionError, HungUpError) as error:
             problem = error
-        await self._recorder.intend(
-            [rows.intent(asked, s.id, body, s.place, s.prepared, flight.body_hash) for s in samples]
-        )
+        twins = replace(stored, blob=pack(body, body), base=flight.id, depth=stored.depth + 1)
+        intents = [
+            rows.intent(asked, s.id, stored if s.id == flight.id else twins, s.place, s.prepared, flight.body_hash)
+            for s in samples
+        ]
+        await self._recorder.intend(intents)
+        self._bodies.keep(flight.id, body, stored)
+        ledger.last_body = flight.id
         outcomes = await asyncio.gather(*(self._sample(s, problem) for s in samples), return_exceptions=True)
         answers = []
         for outcome in outcomes:
@@ -181,7 +192,7 @@ class ModelCalls:
             body_hash=sample.flight.body_hash,
         )
         parsed = rows.described(asked, prepared, place, sample.flight.body_hash, node)
-        body = rows.packed(orjson.dumps(asked.dialect.answer(asked.request, [answer])), asked.secret)
+        body = pack(rows.masked(orjson.dumps(asked.dialect.answer(asked.request, [answer])), asked.secret))
         values = {
             "answer": body,
             "parsed": {**parsed, "message": rows.served(answer.message, asked.secret), "told": rows.told(answer)},

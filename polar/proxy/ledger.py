@@ -94,6 +94,8 @@ class Ledger:
     """The forest of one attempt of one session."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
+    last_body: str | None = None
+    """The call whose body was recorded last, from this process."""
     _by_anchor: dict[str, Node] = field(default_factory=dict)
     _by_chain: dict[bytes, list[Node]] = field(default_factory=dict)
     _contexts: set[bytes] = field(default_factory=set)

@@ -5,16 +5,14 @@ Decides what is sent; sends nothing.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
 from polar.errors import BudgetError, EngineError
 from polar.messages import ModelRequest, Sampling, Tool
 from polar.models import now
+from polar.proxy.aside import aside
 from polar.proxy.flights import Asked
 from polar.proxy.ledger import Ledger, Place
 from polar.proxy.limits import Limits
@@ -22,7 +20,6 @@ from polar.proxy.pool import EngineLink
 from polar.proxy.rows import Prepared
 from polar.proxy.sessions import Caller
 
-T = TypeVar("T")
 UNKNOWN_CONTEXT = 32_768
 """Assumed of an engine that does not say its context length; what it cannot take it refuses by itself."""
 
@@ -87,8 +84,3 @@ def seconds_left(caller: Caller, most: float) -> float:
     if caller.deadline_at is None:
         return most
     return max(0.0, min(most, (caller.deadline_at - now()).total_seconds()))
-
-
-async def aside(heavy: bool, work: Callable[[], T]) -> T:
-    """Do `work` in a thread if it would hold up every other call of this process."""
-    return await asyncio.to_thread(work) if heavy else work()

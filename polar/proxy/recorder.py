@@ -68,8 +68,10 @@ INTEND = f"""
     INSERT INTO completions ({", ".join(INTENDED)}, output_ids, policy_versions, engine, delivered)
     VALUES ({", ".join(f"%({name})s" for name in INTENDED)}, '', '[]', '{{}}', false) ON CONFLICT DO NOTHING
 """
+# What the beginning noted of a call stays, but for what its end knows better.
 SETTLE = f"""
-    UPDATE completions SET {", ".join(f"{name} = %({name})s" for name in SETTLED)}
+    UPDATE completions SET {", ".join(f"{name} = %({name})s" for name in SETTLED if name != "parsed")},
+        parsed = parsed || %(parsed)s
     WHERE id = %(key)s AND outcome = 'asked'
 """
 DELIVER = "UPDATE completions SET delivered = true WHERE id = %(key)s"

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import orjson
-import zstandard
 
 from polar.engines.base import Generation
 from polar.errors import SessionError
 from polar.messages import Answer, Message, Sampling
 from polar.models import now
+from polar.proxy.bodies import Stored
 from polar.proxy.flights import Asked
 from polar.proxy.ledger import Ids, Node, Place, as_ids
 from polar.proxy.pool import EngineLink
@@ -38,13 +38,13 @@ class Prepared:
     """What of the request this engine or model cannot do."""
 
 
-def packed(body: bytes, secret: str) -> bytes:
-    """A body as it is stored: compressed, with the session's key masked."""
-    return zstandard.compress(body.replace(secret.encode(), MASK), 3)
+def masked(body: bytes, secret: str) -> bytes:
+    """A body without the session's key, as it may be stored."""
+    return body.replace(secret.encode(), MASK)
 
 
 def intent(
-    asked: Asked, completion_id: str, request: bytes, place: Place, prepared: Prepared | None, body_hash: bytes
+    asked: Asked, completion_id: str, body: Stored, place: Place, prepared: Prepared | None, body_hash: bytes
 ) -> dict[str, Any]:
     """The row that says a call is about to be made. Without `prepared`, it got no further than its lane's engine."""
     return {
@@ -56,9 +56,9 @@ def intent(
         "parent_reason": place.reason,
         "dialect": asked.dialect.name,
         "model_requested": asked.request.model.replace("\0", ""),
-        "request": request,
+        "request": body.blob,
         "role": asked.role.name,
-        "parsed": described(asked, prepared, place, body_hash),
+        "parsed": {**described(asked, prepared, place, body_hash), **({"base": body.base} if body.base else {})},
         "context_len": len(asked.request.messages),
         "prompt_len": len(prepared.prompt) if prepared else 0,
         "suffix_ids": prepared.suffix.tobytes() if prepared else b"",
@@ -76,6 +76,7 @@ def described(
         "sampled_with": prepared.sampling.asked() if prepared else {},
         "marks": [*asked.request.marks, *(prepared.marks if prepared else ())],
         **({"role_reason": asked.role.reason} if asked.role.reason else {}),
+        **({"n": asked.request.n} if asked.request.n > 1 else {}),
         "ledger": {
             "fingerprint": place.fingerprint.hex(),
             "context": place.context_hash.hex(),

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import zstandard
 from sqlalchemy import ARRAY, Text, any_, bindparam, select
 
+from polar.bodies import joined, unpack
 from polar.dialects.base import Dialect, Earlier
 from polar.models import Completion
+from polar.proxy.bodies import read_chains
 from polar.proxy.reads import Reads
 from polar.proxy.recorder import Recorder
 from polar.proxy.rows import MASK
@@ -20,7 +21,7 @@ from polar.proxy.sessions import Caller
 
 FORGOTTEN = "forgotten"
 """The flag of an answer that its harness deleted: gone for the harness, kept for the record."""
-ANSWERED = select(Completion.id, Completion.request, Completion.answer).where(
+ANSWERED = select(Completion.id, Completion.answer).where(
     Completion.id == any_(bindparam("ids", type_=ARRAY(Text))),
     Completion.session_id == bindparam("session_id"),
     Completion.attempt == bindparam("attempt"),
@@ -49,7 +50,11 @@ class Store:
             attempt=caller.attempt,
             dialect=dialect.name,
         )
-        found = {row.id: Earlier(_unpacked(row.request, secret), _unpacked(row.answer, secret)) for row in rows}
+        chains = await read_chains(self._reads, [row.id for row in rows])
+        found = {
+            row.id: Earlier(_unmasked(joined(chains[row.id]), secret), _unmasked(unpack(row.answer), secret))
+            for row in rows
+        }
         return {wire_id: found[id_] for wire_id, id_ in named.items() if id_ in found}
 
     async def show(
@@ -63,6 +68,6 @@ class Store:
         return shown
 
 
-def _unpacked(data: bytes, secret: str) -> bytes:
+def _unmasked(data: bytes, secret: str) -> bytes:
     """A body as it was on the wire: a conversation that continues it must be the one the ledger saw, key and all."""
-    return zstandard.decompress(data).replace(MASK, secret.encode())
+    return data.replace(MASK, secret.encode())
