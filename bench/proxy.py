@@ -140,7 +140,7 @@ class Rig:
         self._stack.callback(self.database.dispose)
         self.proxy = f"http://127.0.0.1:{(port := free_port())}"
         argv = [sys.executable, "-m", "gunicorn", "workers.proxy:app", "-k", "uvicorn_worker.UvicornWorker"]
-        argv += ["-w", str(self._processes), "-b", f"127.0.0.1:{port}", "--backlog", "4096", "--log-level", "warning"]
+        argv += ["-w", str(self._processes), "-b", f"127.0.0.1:{port}", "--backlog", "4096", "--keep-alive", "75"]
         env = {"POLAR_DATABASE_URL": postgres.url, "POLAR_LOG_LEVEL": "warning"}
         self.process = self._stack.enter_context(server(argv, self.proxy, **env))
         return self

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from polar.harnesses.base import Workplace
-from polar.harnesses.program import INSTRUCTION, Program, ProgramSettings, Release
+from polar.harnesses.program import INSTRUCTION, Program, ProgramSettings
 
 OUTPUT = ".polar/swe-agent"
 APPLY = """
@@ -30,8 +30,8 @@ class Settings(ProgramSettings):
 
     install: Literal[False] = False
     """It cannot be installed from PyPI: `sweagent` must be on PATH inside the runtime."""
-    version: Release = "0"
-    """Not heeded: the runtime has the one it has."""
+    version: Literal["any"] = "any"
+    """The runtime has the one it has."""
     max_turns: int | None = Field(default=None, ge=1)
     """Model calls it makes at most; None: as many as it likes, within the session's budget."""
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from polar import harnesses, runtimes
+from polar.bodies import request_of
 from polar.errors import HarnessError
 from polar.harnesses import AgentExit, Connection, Workplace
 from polar.models import Completion
@@ -48,11 +49,13 @@ class Run:
     """Of hello.txt."""
     left: list[str]
     """What is in the working folder."""
+    bodies: dict[str, Any]
+    """Of the calls, by id."""
     logs: Path
 
     def asked(self, row: Completion) -> Any:
         """The body of a call."""
-        return json.loads(zstandard.decompress(row.request))
+        return self.bodies[row.id]
 
     def said(self) -> str:
         """The end of what the program printed, and its calls: for the message of a failed assertion."""
@@ -109,7 +112,10 @@ def run(
                 runtime.download("hello.txt", made)
             content = made.read_text() if made.exists() else None
             left = runtime.exec("ls -A", limits=Limits(20)).stdout.split()
-            return Run(ended, rig.completions(database), content, left, place.logs)
+            rows = rig.completions(database)
+            with Session(database) as db:
+                bodies = {row.id: json.loads(request_of(db, row.id)) for row in rows}
+            return Run(ended, rows, content, left, bodies, place.logs)
 
         yield one
 
