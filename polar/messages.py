@@ -6,6 +6,8 @@ the ledger compares them. What a dialect did not understand is kept in the recor
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import re
 from collections.abc import Mapping
@@ -51,6 +53,23 @@ class ToolCall:
         return self.name, arguments
 
 
+MEDIA = "polar-media:"
+"""What a reference to a stored picture begins with; `GET /rollout/media/<digest>` gives it."""
+
+
+@lru_cache(maxsize=64)
+def _content(source: str) -> tuple[str, str, bytes | None]:
+    """Digest, media type and bytes of a picture's source."""
+    head, comma, text = source.partition(",")
+    if head.startswith("data:") and comma and head.endswith(";base64"):
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            return hashlib.sha256(source.encode()).hexdigest(), "", None
+        return hashlib.sha256(data).hexdigest(), head.removeprefix("data:").partition(";")[0], data
+    return hashlib.sha256(source.encode()).hexdigest(), "", None
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """A picture inside a message's content, at its place among the text."""
@@ -62,8 +81,17 @@ class Image:
     """content[start:end] stands for it before a model that sees no images."""
 
     def digest(self) -> str:
-        """Names the picture."""
-        return hashlib.blake2b(self.source.encode(), digest_size=16).hexdigest()
+        """Names the picture: the SHA-256 of its bytes, or of its URL where the bytes did not come along."""
+        return _content(self.source)[0]
+
+    def content(self) -> tuple[str, bytes] | None:
+        """Media type and bytes, where they came along."""
+        _, media_type, data = _content(self.source)
+        return None if data is None else (media_type, data)
+
+    def reference(self) -> str:
+        """How it is named where messages are kept: the picture itself is stored once, by its digest."""
+        return self.source if self.content() is None else f"{MEDIA}{self.digest()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +147,7 @@ class Message:
         for image in self.images:
             if before := self.content[place : image.start]:
                 parts.append({"type": "text", "text": before})
-            parts.append({"type": "image_url", "image_url": {"url": image.source}})
+            parts.append({"type": "image_url", "image_url": {"url": image.reference()}})
             place = image.end
         rest = self.content[place:]
         return [*parts, {"type": "text", "text": rest}] if rest else parts
@@ -233,6 +261,18 @@ class Answer:
     cached_tokens: int = 0
     """Of the prompt's, those that the engine had at hand."""
     reasoning_tokens: int = 0
+
+
+def with_tool_names(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The same messages, each tool's result with the name of the tool: some families print it, few wires carry it."""
+    names: dict[str, str] = {}
+    found = []
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls}
+        if message.role == "tool" and not message.name and (name := names.get(message.tool_call_id or "")):
+            message = replace(message, name=name)
+        found.append(message)
+    return tuple(found)
 
 
 def chain_step(digest: bytes, message: Message) -> bytes:

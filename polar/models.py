@@ -10,7 +10,7 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, DateTime, ForeignKey, Identity, Index, LargeBinary, Text, text
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKey, Identity, Index, LargeBinary, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -164,6 +164,18 @@ class Completion(Model):
     delivered: Mapped[bool] = mapped_column(default=False)
 
 
+class Media(Model):
+    """A picture that a harness sent, stored once however often it was sent."""
+
+    __tablename__ = "media"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    """SHA-256 of the bytes, in hexadecimal."""
+    media_type: Mapped[str]
+    data: Mapped[bytes]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
 class TrajectoryRow(Model):
     """A session's completions, put together."""
 
@@ -223,6 +235,44 @@ class Lane(Model):
     ready_buffer: Mapped[int]
     max_evaluate: Mapped[int] = mapped_column(default=4)
     passport: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    heartbeat_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class Policy(Model):
+    """The model being trained, as the trainer says, and the gate before every generation: one row or none yet."""
+
+    __tablename__ = "policy"
+    __table_args__ = (CheckConstraint("id = 1", name="policy_is_one_row"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, default=1)
+    name: Mapped[str | None]
+    version: Mapped[str | None]
+    max_staleness: Mapped[int | None]
+    """Versions that a trained token may be behind; None: any number."""
+    gate: Mapped[str] = mapped_column(default="open")
+    epoch: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Goes up with every change of this row: of two readings, the later one has more."""
+    updated_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class Proxy(Model):
+    """One process of a node's proxy, as it said at its last heartbeat. Its clock is the database's."""
+
+    __tablename__ = "proxies"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    node_id: Mapped[str]
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    """Of the policy's row that it acts on."""
+    in_flight: Mapped[int]
+    """Calls at an engine."""
+    held: Mapped[int]
+    """Calls that wait at the gate."""
+    drained: Mapped[int]
+    """Calls that ended while the gate was closing, since it last closed."""
+    aborted: Mapped[int]
+    """Calls that were cut then, and wait to go on."""
+    started_at: Mapped[datetime] = mapped_column(default=now)
     heartbeat_at: Mapped[datetime] = mapped_column(default=now)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -120,6 +121,22 @@ def test_tool_lookup_is_sampled_and_exact(up: Up, file: str) -> None:
         assert trace["reward"] in (0.0, 0.2, 1.0)
         stats = result["trajectory"]["metadata"]["reconstruction_stats"]
         assert stats["completions_total"] == stats["completions_merged"] >= 2
+
+
+def test_count_stars_keeps_the_pictures(up: Up) -> None:
+    """Real pictures go through: kept once each, referred to by the trace, and marked as unseen by a text model."""
+    status = up.run(example("count_stars", num_samples=2))
+    assert status["status"] == "completed"
+    for result in status["results"]:
+        (trace,) = result["trajectory"]["traces"]
+        assert trace["fidelity"] == "exact"
+        (picture,) = [part for part in trace["prompt_messages"][0]["content"] if part["type"] == "image_url"]
+        digest = picture["image_url"]["url"].removeprefix("polar-media:")
+        data = up.http.get(f"/rollout/media/{digest}").content
+        assert data.startswith(b"\x89PNG")
+        assert hashlib.sha256(data).hexdigest() == digest
+        (line,) = trace["metadata"]["completion_metadata"]
+        assert line["marks"] == ["images_unseen"]
 
 
 def test_mini_swe_agent_repairs_the_calculator(up: Up) -> None:
