@@ -7,11 +7,15 @@ prompt of a conversation; `bridge` makes only what comes after a turn that the p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
 from polar.messages import Message, Tool, ToolCall
+
+TAIL = 512
+"""How many ids of a prompt's end tell what its generation prompt opened."""
 
 
 class Tokenizer(Protocol):
@@ -29,6 +33,16 @@ class Parsed:
     message: Message
     flags: tuple[str, ...] = ()
     """`malformed_tool_call`, `unclosed_reasoning`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """How a prompt goes on after a sampled turn."""
+
+    ids: list[int]
+    trim: int = 0
+    """How many ids at the end of the output are not kept: a stop that history spells differently, as gpt-oss and
+    GLM do. They were sampled all the same, and whoever merges turns has to know that they are gone."""
 
 
 Piece = tuple[Literal["reasoning", "text"], str] | ToolCall
@@ -69,20 +83,30 @@ class Renderer(ABC):
 
     @abstractmethod
     def render(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> list[int]:
-        """The whole prompt with the generation prompt at its end."""
+        """The whole prompt with the generation prompt at its end. Raises SessionError for a history that the family's
+        template refuses."""
 
     @abstractmethod
-    def bridge(self, output_ids: list[int], appended: tuple[Message, ...]) -> list[int]:
+    def bridge(
+        self,
+        output_ids: list[int],
+        appended: tuple[Message, ...],
+        tools: tuple[Tool, ...] = (),
+        prompt_ids: Sequence[int] = (),
+    ) -> Bridge | None:
         """What follows a sampled turn: its close if it was not sampled, `appended`, the generation prompt.
 
-        `appended` holds no assistant message that the policy sampled."""
+        `appended` holds no assistant message that the policy sampled; `prompt_ids` is the end of what the turn was
+        sampled from, `TAIL` of it being enough. None: this history cannot be continued token for token."""
 
     @abstractmethod
-    def parse(self, output_ids: list[int], tools: tuple[Tool, ...]) -> Parsed:
-        """Never fails: what cannot be read as a tool call stays text, and is flagged."""
+    def parse(self, output_ids: list[int], tools: tuple[Tool, ...], prompt_ids: Sequence[int] = ()) -> Parsed:
+        """Never fails: what cannot be read as a tool call stays text, and is flagged.
+
+        `prompt_ids` as of `bridge`: some generation prompts open the reasoning themselves."""
 
     @abstractmethod
-    def pieces(self, tools: tuple[Tool, ...]) -> TextPieces:
+    def pieces(self, tools: tuple[Tool, ...], prompt_ids: Sequence[int] = ()) -> TextPieces:
         """A reader of one output that is still being sampled."""
 
     @abstractmethod

@@ -7,13 +7,13 @@ ids, and not this file, is what keeps prompts exact.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from polar.errors import SpecError
 from polar.messages import Message, Tool, ToolCall
-from polar.renderers.base import Parsed, Piece, Renderer, TextPieces
+from polar.renderers.base import Bridge, Parsed, Piece, Renderer, TextPieces
 from polar.renderers.layout import Detokenizer, Vocabulary, held_back
 
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
@@ -72,13 +72,19 @@ class ChatMLRenderer(Renderer):
             parts += self._turn("system", system)
         return self.vocabulary.encode([*parts, *self._conversation(rest)])
 
-    def bridge(self, output_ids: list[int], appended: tuple[Message, ...]) -> list[int]:
+    def bridge(
+        self,
+        output_ids: list[int],
+        appended: tuple[Message, ...],
+        tools: tuple[Tool, ...] = (),
+        prompt_ids: Sequence[int] = (),
+    ) -> Bridge:
         parts: list[Part] = []
         if not output_ids or output_ids[-1] not in self._stops:
             if _thinking(self.vocabulary.decode(output_ids)):
                 parts += ["\n", self._tags[CLOSE_THINK], "\n\n"]
             parts.append(self._end)
-        return self.vocabulary.encode([*parts, "\n", *self._conversation(appended)])
+        return Bridge(self.vocabulary.encode([*parts, "\n", *self._conversation(appended)]))
 
     def _conversation(self, messages: tuple[Message, ...]) -> Iterator[Part]:
         for index, message in enumerate(messages):
@@ -122,7 +128,7 @@ class ChatMLRenderer(Renderer):
         yield self._end
         yield "\n"
 
-    def parse(self, output_ids: list[int], tools: tuple[Tool, ...]) -> Parsed:
+    def parse(self, output_ids: list[int], tools: tuple[Tool, ...], prompt_ids: Sequence[int] = ()) -> Parsed:
         ids = output_ids
         while ids and ids[-1] in self._stops:
             ids = ids[:-1]
@@ -139,7 +145,7 @@ class ChatMLRenderer(Renderer):
         message = Message("assistant", text, reasoning, tuple(calls))
         return Parsed(message, tuple(flags))
 
-    def pieces(self, tools: tuple[Tool, ...]) -> TextPieces:
+    def pieces(self, tools: tuple[Tool, ...], prompt_ids: Sequence[int] = ()) -> TextPieces:
         return ChatMLPieces(self, calls=bool(tools))
 
     def decode(self, ids: list[int]) -> str:

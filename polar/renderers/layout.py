@@ -29,7 +29,10 @@ class Vocabulary:
         except (OSError, orjson.JSONDecodeError) as error:
             raise SpecError.at("tokenizer", f"{path} cannot be read: {error}") from error
         self._whole = Tokenizer.from_str(orjson.dumps(data).decode())
-        self.added: dict[str, int] = {token["content"]: token["id"] for token in data.get("added_tokens") or []}
+        added = data.get("added_tokens") or []
+        self.added: dict[str, int] = {token["content"]: token["id"] for token in added}
+        self.special: frozenset[str] = frozenset(token["content"] for token in added if token.get("special"))
+        """Those of `added` that are the model's control tokens, by the tokenizer's own word."""
         self._plain = Tokenizer.from_str(orjson.dumps(data | {"added_tokens": [], "post_processor": None}).decode())
 
     def encode(self, parts: Iterable[str | int]) -> list[int]:
@@ -48,6 +51,16 @@ class Vocabulary:
     def plain(self, text: str) -> list[int]:
         """Ids of a text in which nothing is special."""
         return self._plain.encode(text, add_special_tokens=False).ids if text else []
+
+    def template(self, text: str) -> list[int]:
+        """Ids of a printed template, in which spelled added tokens are meant."""
+        ids: list[int] = self._whole.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its spelling."""
+        found: int | None = self._whole.token_to_id(token)
+        return found
 
     def decode(self, ids: list[int]) -> str:
         """The text of ids, specials spelled out."""
