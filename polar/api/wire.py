@@ -60,15 +60,20 @@ def timing(session: RolloutSession) -> dict[str, int]:
 
 
 def trace(row: TraceRow, *, full: bool = True) -> dict[str, Any]:
-    """One trace; without `full`, its token arrays are left out and counted."""
+    """One trace; without `full`, its token arrays are left out and counted.
+
+    `decision` is the rule by which it may train or may not, and the reason; None while nothing is decided."""
     body = orjson.loads(zstandard.decompress(row.body))
+    certificate = dict(row.certificate)
+    decision = certificate.pop("decision", None)
     answer: dict[str, Any] = {
         "finish_reason": body["finish_reason"],
         "reward": row.reward,
         "fidelity": row.fidelity,
         "trainable": row.trainable,
         "weight": row.weight,
-        "metadata": {**body["metadata"], "certificate": row.certificate},
+        "decision": decision,
+        "metadata": {**body["metadata"], "certificate": certificate},
     }
     if not full:
         answer["prompt_tokens"] = len(row.prompt_ids) // 4

@@ -8,8 +8,10 @@ from polar.errors import SpecError
 from polar.spec import StrategySpec
 
 BUILDERS = {
+    "messages": "polar.builders.messages:Messages",
     "per_request": "polar.builders.per_request:PerRequest",
     "prefix_merging": "polar.builders.prefix_merging:PrefixMerging",
+    "token_tree": "polar.builders.token_tree:TokenTree",
 }
 
 

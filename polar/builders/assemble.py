@@ -16,39 +16,46 @@ from polar.builders.certificate import Piece, certify, usable_logprobs
 
 
 def assemble(
-    calls: Sequence[Call], trained: Sequence[bool], flags: Iterable[str], difference: dict[str, Any] | None = None
+    calls: Sequence[Call],
+    trained: Sequence[bool],
+    flags: Iterable[str],
+    difference: dict[str, Any] | None = None,
+    trims: Sequence[int] = (),
 ) -> Trace:
-    """The trace of `calls`, root first; `trained` says whose sampled tokens carry the mask."""
+    """The trace of `calls`, root first; `trained` says whose sampled tokens carry the mask, `trims` how many at the
+    end of each one's output the next one does not keep."""
     first, last = calls[0], calls[-1]
     prompt = len(first.prompt_ids)
-    pieces = [Piece(call, len(call.prompt_ids) - prompt, train) for call, train in zip(calls, trained, strict=True)]
+    each = zip(calls, trained, trims or [0] * len(calls), strict=True)
+    pieces = [Piece(call, len(call.prompt_ids) - prompt, train, trim) for call, train, trim in each]
     response_ids = np.concatenate([last.prompt_ids[prompt:], last.output_ids]).astype(np.int32, copy=False)
     loss_mask = np.zeros(len(response_ids), np.uint8)
     for piece in pieces:
         if piece.trained:
-            loss_mask[piece.start : piece.start + len(piece.call.output_ids)] = 1
+            loss_mask[piece.start : piece.end] = 1
     messages, lines_up = _response_messages(calls)
     found = set(flags)
     if not lines_up:
         found.add("messages_differ")
-    if any(before.request.get("tools") != after.request.get("tools") for before, after in pairwise(calls)):
+    if any(other_tools(before, after) for before, after in pairwise(calls)):
         found.add("tools_changed")
     return Trace(
         prompt_ids=first.prompt_ids,
         response_ids=response_ids,
         loss_mask=loss_mask,
-        logprobs=_logprobs(pieces, len(response_ids)),
+        logprobs=aligned_logprobs(pieces, len(response_ids)),
         prompt_messages=list(first.request.get("messages") or []),
         response_messages=messages,
         tools=first.request.get("tools") or None,
         finish_reason=last.finish_reason,
         certificate=certify(pieces, found, difference),
         completion_ids=[call.id for call in calls],
-        metadata=_metadata(pieces),
+        metadata=describe(pieces),
     )
 
 
-def _logprobs(pieces: Sequence[Piece], length: int) -> Floats | None:
+def aligned_logprobs(pieces: Sequence[Piece], length: int) -> Floats | None:
+    """The trained tokens' log-probabilities at their places, zero elsewhere; None if any has none."""
     logprobs = np.zeros(length, np.float32)
     for piece in pieces:
         if not piece.trained:
@@ -56,28 +63,43 @@ def _logprobs(pieces: Sequence[Piece], length: int) -> Floats | None:
         values = usable_logprobs(piece.call)
         if values is None:
             return None
-        logprobs[piece.start : piece.start + len(values)] = values
+        logprobs[piece.start : piece.end] = values[: piece.length]
     return logprobs
+
+
+def other_tools(before: Call, after: Call) -> bool:
+    """Whether two calls of one conversation were offered different tools."""
+    if before.head is not None and after.head is not None:
+        return before.head != after.head
+    return bool(before.request.get("tools") != after.request.get("tools"))
 
 
 def _response_messages(calls: Sequence[Call]) -> tuple[list[dict[str, Any]], bool]:
     """Served answers and what the harness appended to each, in order; and whether the two line up.
 
-    The harness's echo of an answer is left out: the answer as it was served says what was sampled."""
+    The harness's echo of an answer is left out: the answer as it was served says what was sampled. The last
+    request holds all earlier ones, since each continues the one before it; so it alone is read."""
     messages, lines_up = [calls[0].answer], True
     for before, after in pairwise(calls):
-        appended = (after.request.get("messages") or [])[len(before.request.get("messages") or []) :]
-        if appended and appended[0].get("role") == "assistant":
-            appended = appended[1:]
-        else:
-            lines_up = False
+        appended, echoed = appended_messages(before, after, calls[-1])
         messages += [*appended, after.answer]
+        lines_up &= echoed
     return messages, lines_up
 
 
-def _metadata(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """The first completion's own, as the original has it, and a line for each completion."""
-    first = pieces[0].call
+def appended_messages(before: Call, after: Call, last: Call) -> tuple[list[dict[str, Any]], bool]:
+    """What the harness appended to an answer, read from a later request; and whether it repeated the answer."""
+    appended = list(last.request.get("messages") or [])[before.messages() : after.messages()]
+    if not appended or appended[0].get("role") != "assistant":
+        return appended, False
+    return appended[1:], True
+
+
+def describe(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """The first completion's own, as the original has it, whose part this is, and a line for each completion.
+
+    A path may begin with completions of its parent agent; whose it is says its end."""
+    first, last = pieces[0].call, pieces[-1].call
     lines = [
         {
             **piece.call.metadata,
@@ -90,9 +112,10 @@ def _metadata(pieces: Sequence[Piece]) -> dict[str, Any]:
             "delivered": piece.call.delivered,
             "trained": piece.trained,
             "start": piece.start,
-            "end": piece.start + len(piece.call.output_ids),
+            "end": piece.end,
         }
         for piece in pieces
     ]
+    part = {"role": last.role, "spawned_by": last.metadata.get("spawned_by")}
     own = {"model_requested": first.model_requested, "model_used": first.model_used}
-    return {**first.metadata, **own, "completion_metadata": lines}
+    return {**first.metadata, **own, **part, "completion_metadata": lines}

@@ -7,6 +7,7 @@ completion where it went. Rewards are decided elsewhere.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -30,8 +31,8 @@ class Call:
     """[T] what was sampled, stop token included."""
     logprobs: Floats | None
     """[T] at which each was sampled, natural log."""
-    request: dict[str, Any]
-    """{"messages": [...], "tools": [...]} in the OpenAI Chat form."""
+    request: Mapping[str, Any]
+    """{"messages": [...], "tools": [...]} in the OpenAI Chat form; may be read only when looked at."""
     answer: dict[str, Any]
     """The served assistant message in the same form."""
     finish_reason: str | None
@@ -44,6 +45,16 @@ class Call:
     model_requested: str = ""
     model_used: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
+    context_len: int | None = None
+    """Messages in the request, where that is known without reading it."""
+    head: str | None = None
+    """Names what stood before the first message, tools above all, where that is known without reading them."""
+    trim: int = 0
+    """How many ids at the end of its parent's output its prompt does not keep: a stop that history spells otherwise."""
+
+    def messages(self) -> int:
+        """How many messages the request has."""
+        return len(self.request.get("messages") or []) if self.context_len is None else self.context_len
 
 
 @dataclass(slots=True)
@@ -85,6 +96,8 @@ class Builder(ABC):
     """One way of putting completions together; made anew for each session with the task's config."""
 
     name: ClassVar[str]
+    NEEDS_IDS: ClassVar[bool] = True
+    """Makes token streams; a task with it is refused where the engine gives no ids."""
 
     def __init__(self, **config: Any) -> None:  # noqa: B027 - a member without settings may leave it as it is
         """Raises SpecError for a key it does not know; called at submit, too."""

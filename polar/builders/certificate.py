@@ -7,6 +7,7 @@ It states facts. Whether a trace may train is decided in rewards.py.
     parent_missing              starts anew: the recorded parent is not among the earlier completions
     rewritten_history           the harness, or the template, changed what had been said
     tools_changed               the tools offered changed on the way, or made it start anew
+    stop_replaced               a sampled stop is spelled otherwise in history; that token is not trained
     messages_differ             its messages do not line up turn by turn; its tokens do
     capture_hole                a completion on it, or right after it, has no output ids
     missing_prompt_ids          the engine did not say what it was given
@@ -16,6 +17,8 @@ It states facts. Whether a trace may train is decided in rewards.py.
     several_answers             one request asked for several answers
     ghost                       the harness never got the answer whole, and nothing continues it
     auxiliary                   holds a side call
+    subagent                    holds a call of a sub-agent
+    branched                    is a tree: only its node table says what each token was conditioned on
     auxiliary_context           goes on from a side call that has no trace
     aborted, failed             sampling was cut off
     unanswered                  the recording ends before the answer
@@ -24,8 +27,13 @@ It states facts. Whether a trace may train is decided in rewards.py.
     non_finite_logprobs         a log-probability is NaN or infinite
     sentinel_logprobs           a log-probability is an engine's stand-in (-9000 or less)
     positive_logprobs           a log-probability is above zero, which none can be
+    raw_logprobs                log-probabilities are not of the distribution that the tokens were drawn from
     mixed_policy_versions       sampled by more than one version of the policy
-    unknown_policy_version      some sampled tokens have a version and others have none
+    unknown_policy_version      of some sampled tokens it is not known which version sampled them
+    continued                   sampling was cut while generation was paused, and went on from there
+
+Two flags come with the verdict: `stale` (a trained token is further behind the policy than its bound) and
+`staleness_unknown` (a bound is set, and its versions cannot all be compared).
 
 Flags that the proxy put on a completion are passed on as they are.
 """
@@ -55,6 +63,18 @@ class Piece:
     """Of its first sampled token, in response coordinates."""
     trained: bool
     """Whether they carry the mask here; otherwise another trace has them and they are context."""
+    trim: int = 0
+    """How many at their end the next completion's prompt does not keep, so that they do not stand here."""
+
+    @property
+    def length(self) -> int:
+        """How many of them stand here."""
+        return len(self.call.output_ids) - self.trim
+
+    @property
+    def end(self) -> int:
+        """After the last of them, in response coordinates."""
+        return self.start + self.length
 
 
 def certify(pieces: Sequence[Piece], flags: Iterable[str], difference: dict[str, Any] | None) -> dict[str, Any]:
@@ -66,6 +86,8 @@ def certify(pieces: Sequence[Piece], flags: Iterable[str], difference: dict[str,
         found |= _call_flags(piece.call)
     for piece in trained:
         found |= _logprob_flags(piece.call)
+    if any(piece.trim for piece in trained):
+        found.add("stop_replaced")
     if len(trained) < len(pieces):
         found.add("shared_prefix")
     verified = _verified([piece.call for piece in pieces])
@@ -73,7 +95,7 @@ def certify(pieces: Sequence[Piece], flags: Iterable[str], difference: dict[str,
         "fidelity": {True: "exact", False: "drifted", None: "unverified"}[verified],
         "flags": sorted(found),
         "completions": len(pieces),
-        "sampled_tokens": sum(len(piece.call.output_ids) for piece in trained),
+        "sampled_tokens": sum(piece.length for piece in trained),
         "policy_versions": spans,
         "first_difference": difference or _drift(pieces),
         "prompt_verified": verified,
@@ -113,7 +135,7 @@ def _call_flags(call: Call) -> set[str]:
         "missing_prompt_ids": len(call.prompt_ids) == 0,
         "auxiliary": call.role == "auxiliary",
         "subagent": call.role == "subagent",
-        "several_answers": (call.metadata.get("n") or call.request.get("n") or 1) > 1,
+        "several_answers": call.metadata.get("n", 1) > 1,
     }
     return {flag for flag, holds in named.items() if holds} | set(call.flags)
 
@@ -136,7 +158,7 @@ def _versions(trained: Sequence[Piece]) -> tuple[list[dict[str, Any]], set[str]]
     spans: list[dict[str, Any]] = []
     covered = 0
     for piece in trained:
-        length = len(piece.call.output_ids)
+        length = piece.length
         for span in piece.call.policy_versions:
             start = min(max(int(span.get("start", 0)), 0), length)
             end = min(max(int(span.get("end", length)), start), length)
@@ -147,6 +169,6 @@ def _versions(trained: Sequence[Piece]) -> tuple[list[dict[str, Any]], set[str]]
     flags = set()
     if len({str(span["version"]) for span in spans}) > 1:
         flags.add("mixed_policy_versions")
-    if spans and covered < sum(len(piece.call.output_ids) for piece in trained):
+    if spans and covered < sum(piece.length for piece in trained):
         flags.add("unknown_policy_version")
     return spans, flags

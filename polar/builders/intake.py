@@ -26,15 +26,18 @@ class Intake:
     left_out: dict[str, str] = field(default_factory=dict)
     """Completion id to why it stands in none: auxiliary, hole, failed, aborted, unanswered."""
 
-    def stats(self, traces: list[Trace], trained_in: dict[str, int], truncated: int) -> dict[str, Any]:
+    def stats(
+        self, traces: list[Trace], trained_in: dict[str, int], truncated: int, trimmed: int = 0
+    ) -> dict[str, Any]:
         """The wire's `reconstruction_stats` and where each completion went. Raises BuilderError if one is lost.
 
-        `trained_in` says of each placed completion in which trace its tokens carry the mask."""
+        `trained_in` says of each placed completion in which trace its tokens carry the mask, `trimmed` how many of
+        all these stand in none, since history spells them otherwise."""
         where = self.left_out | {each: f"trace:{number}" for each, number in trained_in.items()}
         unaccounted = [call.id for call in self.calls if call.id not in where]
         sampled = sum(len(call.output_ids) for call in self.placed)
         masked = sum(int(trace.loss_mask.sum()) for trace in traces)
-        if unaccounted or len(where) != len(self.calls) or sampled != masked:
+        if unaccounted or len(where) != len(self.calls) or sampled != masked + trimmed:
             raise BuilderError(
                 f"completions do not add up: {len(unaccounted)} of {len(self.calls)} are in no trace, "
                 f"{masked} of {sampled} sampled tokens carry the mask",
@@ -50,6 +53,7 @@ class Intake:
             "completions_merged": len(self.placed),
             "auxiliary": reasons[AUXILIARY],
             "holes": reasons[HOLE],
+            "tokens_trimmed": trimmed,
             "by_completion": where,
         }
 

@@ -21,12 +21,13 @@ from polar.builders.intake import AUXILIARY, HOLE, Intake
 
 BREAKS = frozenset({"parent_mismatch", "parent_missing"})
 """Flags of a completion that should continue another and cannot."""
+RANKS = {"main": 0, "subagent": 1}
 REASONS = {
     "edited": "rewritten_history",
     "template_history": "rewritten_history",
     "tools_changed": "tools_changed",
 }
-"""The ledger\'s reasons for the place of a completion that a trainer should know."""
+"""The ledger's reasons for the place of a completion that a trainer should know."""
 TAIL = 64
 """Tokens compared before a whole prompt is: conversations that differ almost always differ at their ends."""
 
@@ -41,6 +42,8 @@ class Node:
     children: list[Node] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
     """What its place in the forest says of it."""
+    trim: int = 0
+    """How many ids at the end of its parent's output its prompt does not keep."""
     difference: dict[str, Any] | None = None
     """Where its prompt leaves what it should continue."""
 
@@ -50,6 +53,11 @@ class Node:
         while (parent := nodes[-1].parent) is not None:
             nodes.append(parent)
         return nodes[::-1]
+
+
+def rank(node: Node) -> int:
+    """The main agent's completions come first, then sub-agents', then side calls."""
+    return RANKS.get(node.call.role, len(RANKS))
 
 
 def link(intake: Intake) -> list[Node]:
@@ -71,22 +79,38 @@ def link(intake: Intake) -> list[Node]:
     return nodes
 
 
-def first_difference(parent: Call, child: Call) -> int | None:
-    """Where the child's prompt leaves the parent's prompt and output; None if it starts with both."""
+def flag_holes(intake: Intake, nodes: list[Node]) -> None:
+    """A hole says so on the completion before it, too: the path it was on may end there."""
+    by_id = {node.call.id: node for node in nodes}
+    for call in intake.calls:
+        if intake.left_out.get(call.id) == HOLE and call.parent_id in by_id:
+            by_id[call.parent_id].flags.add("capture_hole")
+
+
+def first_difference(parent: Call, child: Call, trim: int = 0) -> int | None:
+    """Where the child's prompt leaves the parent's prompt and output, but for the output's last `trim` ids; None if it
+    starts with both."""
     length = len(parent.prompt_ids)
     at = _first_unequal(parent.prompt_ids, child.prompt_ids)
     if at is not None:
         return at
-    at = _first_unequal(parent.output_ids, child.prompt_ids[length:])
+    at = _first_unequal(parent.output_ids[: len(parent.output_ids) - trim], child.prompt_ids[length:])
     return None if at is None else length + at
 
 
 def _first_unequal(prefix: Ids, ids: Ids) -> int | None:
     shared = min(len(prefix), len(ids))
+    if shared == len(prefix) and same_memory(prefix, ids):
+        return None
     unequal = prefix[:shared] != ids[:shared]
     if unequal.any():
         return int(unequal.argmax())
     return shared if shared < len(prefix) else None
+
+
+def same_memory(prefix: Ids, ids: Ids) -> bool:
+    """Whether two arrays begin at the very same place: then the shorter is how the longer begins."""
+    return bool(prefix.ctypes.data == ids.ctypes.data) and prefix.strides == ids.strides
 
 
 def _by_parent_id(intake: Intake, nodes: list[Node]) -> set[str]:
@@ -112,7 +136,7 @@ def _climb(node: Node, placed: dict[str, Node], passed: dict[str, Call], left_ou
 
     What was sampled by a completion in between is context in the child's prompt; that the prompt starts with
     the ancestor's tokens is asserted all the same, so climbing cannot join what the engine did not see."""
-    name = node.call.parent_id
+    name, node.trim = node.call.parent_id, node.call.trim
     while name is not None and name not in placed:
         if name not in passed:
             node.flags.add("parent_missing")
@@ -121,15 +145,17 @@ def _climb(node: Node, placed: dict[str, Node], passed: dict[str, Call], left_ou
             node.flags.add("capture_hole")
         elif left_out[name] == AUXILIARY:
             node.flags.add("auxiliary_context")
+        node.trim = passed[name].trim
         name = passed[name].parent_id
     return None if name is None else placed[name]
 
 
 def _join(node: Node, candidate: Node) -> None:
-    position = first_difference(candidate.call, node.call)
+    position = first_difference(candidate.call, node.call, node.trim)
     if position is None:
         node.parent = candidate
         return
+    node.trim = 0
     node.flags.add("parent_mismatch")
     node.difference = {
         "kind": "parent_mismatch",

@@ -1,7 +1,7 @@
 """The `polar` command: one file per noun, the original's names and flags where it has them.
 
 Commands talk to a running Polar over REST, or start its processes; none of them reaches into the database
-but `up`, `serve_*` and `doctor`.
+but `up`, `serve_*`, `doctor` and `parity`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from polar import __version__
 from polar.cli.client import cancel, status, submit
 from polar.cli.demo import demo
 from polar.cli.doctor import doctor
+from polar.cli.parity import parity
+from polar.cli.policy import pause, policy, resume
+from polar.cli.replay import replay
 from polar.cli.serve import serve_engine, serve_gateway, serve_rollout
 from polar.cli.up import up
 from polar.embedded import EmbeddedError
@@ -40,5 +43,6 @@ def main() -> None:
     """
 
 
-for command in (up, demo, submit, status, cancel, doctor, serve_rollout, serve_gateway, serve_engine):
+CLIENTS = (submit, status, cancel, policy, pause, resume, replay)
+for command in (up, demo, *CLIENTS, doctor, parity, serve_rollout, serve_gateway, serve_engine):
     main.add_command(command)

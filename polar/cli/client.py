@@ -125,6 +125,7 @@ def submit(
         click.echo(json.dumps(final))
     else:
         console.print(sessions_table(client.call("GET", f"/tasks/{final['task_id']}/sessions")["sessions"]))
+        show_withheld(final)
     if final["status"] != "completed":
         raise SystemExit(1)
 
@@ -149,8 +150,8 @@ def watch(client: Client, task_id: str, poll_interval: float = 0.5, *, quiet: bo
             time.sleep(poll_interval)
 
 
-def _tally(words: Any) -> list[tuple[str, int]]:
-    counts: dict[str, int] = {}
+def _tally(words: Any) -> list[tuple[Any, int]]:
+    counts: dict[Any, int] = {}
     for word in words:
         counts[word] = counts.get(word, 0) + 1
     return list(counts.items())
@@ -168,6 +169,18 @@ def sessions_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def show_withheld(final: dict[str, Any]) -> None:
+    """A line for each reason why traces are not handed out for training."""
+    decisions = [
+        (trace["decision"]["rule"], trace["decision"]["reason"])
+        for result in final["results"]
+        for trace in result["trajectory"]["traces"]
+        if trace["decision"] and not trace["trainable"]
+    ]
+    for (rule, reason), count in _tally(decisions):
+        console.print(f"not for training: {count} trace{'s' * (count > 1)}, {rule}: {reason}", soft_wrap=True)
+
+
 @click.command(epilog="Example: polar status my-task")
 @click.argument("task_id", required=False)
 @CONFIG
@@ -178,7 +191,11 @@ def status(task_id: str | None, config: Path | None, rollout_url: str | None, as
     client = connect(config, rollout_url)
     if task_id:
         listed = client.call("GET", f"/tasks/{task_id}/sessions")
-        click.echo(json.dumps(listed)) if as_json else console.print(sessions_table(listed["sessions"]))
+        if as_json:
+            click.echo(json.dumps(listed))
+            return
+        console.print(sessions_table(listed["sessions"]))
+        show_withheld(client.call("GET", f"/rollout/task/{task_id}", params={"view": "summary"}))
         return
     overview = client.call("GET", "/rollout/status")
     if as_json:

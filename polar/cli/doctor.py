@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,16 +11,20 @@ import click
 import httpx
 import redis
 from rich.console import Console
+from rich.markup import escape
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from polar.db import connect
-from polar.errors import PolarError
+from polar.errors import EngineError, PolarError
 from polar.registry import load
+from polar.renderers import for_folder
+from polar.renderers.selftest import self_test
 from polar.runtimes import RUNTIMES
 from polar.runtimes.base import Runtime
 from polar.settings import Settings
-from polar.topology import load_topology
+from polar.stages.fitness import probed
+from polar.topology import LaneSpec, load_topology
 
 console = Console(highlight=False)
 Check = tuple[str, bool, str]
@@ -83,7 +88,39 @@ def addresses(settings: Settings, config: Path | None) -> Iterator[Check]:
     for node in topology.gateway.nodes:
         yield _ask(f"proxy of {node.id}", f"{node.url}/health", "start it: polar serve_gateway")
         for lane in node.lanes:
-            yield _ask(f"engine of {lane.name}", f"{lane.engine.base_url}/health", "start the engine, or mend base_url")
+            yield _probe(lane)
+            if lane.engine.tokenizer and Path(lane.engine.tokenizer).is_dir():
+                yield _renderer(lane)
+
+
+def _probe(lane: LaneSpec) -> Check:
+    """The lane's engine, tried as the lane itself tries it."""
+    name = f"engine of {lane.name}"
+    try:
+        found = asyncio.run(probed(lane.engine))
+    except EngineError as error:
+        return name, False, f"{error.message}; start the engine, or mend base_url"
+    told = [
+        f"{found['engine']} {found['version'] or ''}".strip(),
+        f"model {found['model']}",
+        f"{found['mode']} mode",
+        "scripted answers" if found["scripted"] else f"{found['logprobs']} log-probabilities",
+        "" if found["ids_out"] else "no token ids, so nothing of it can be trained on",
+        f"context {found['context_length']}" if found["context_length"] else "context not told",
+        "" if found["weight_versions"] or found["scripted"] else "does not say which weights sampled",
+    ]
+    return name, True, ", ".join(part for part in told if part)
+
+
+def _renderer(lane: LaneSpec) -> Check:
+    """What a lane prints its prompts with, tried; a lane without a tokenizer of its own asks its engine later."""
+    engine = lane.engine
+    try:
+        renderer = for_folder(Path(engine.tokenizer or ""), engine.renderer, engine.model)
+    except PolarError as error:
+        return f"renderer of {lane.name}", False, error.message
+    found = self_test(renderer)
+    return f"renderer of {lane.name}", found.difference is None, f"{renderer.name}: {found.summary()}"
 
 
 def _ask(name: str, url: str, hint: str) -> Check:
@@ -112,5 +149,7 @@ def doctor(config: Path | None) -> None:
     for look in looks:
         for name, good, found in look():
             well = well and good
-            console.print(f"{'[green]ok[/green]  ' if good else '[red]bad[/red] '} {name:<20} {found}", soft_wrap=True)
+            console.print(
+                f"{'[green]ok[/green]  ' if good else '[red]bad[/red] '} {name:<20} {escape(found)}", soft_wrap=True
+            )
     raise SystemExit(0 if well else 1)

@@ -103,6 +103,7 @@ def _call(row: Completion, ids: tuple[Ids, Ids], bodies: Bodies) -> Call:
         metadata=_metadata(row),
         context_len=row.context_len,
         head=hashes.get("fingerprint"),
+        trim=_trim(row),
     )
 
 
@@ -117,7 +118,7 @@ def _token_ids(rows: Sequence[Completion]) -> list[tuple[Ids, Ids]]:
     longest, heirs = dict(ends), {}
     for row in reversed(rows):
         parent = row.parent_id
-        if row.id in ends and parent in ends and longest[row.id] > longest[parent]:
+        if row.id in ends and parent in ends and longest[row.id] > longest[parent] and not _trim(row):
             longest[parent], heirs[parent] = longest[row.id], row.id
     streams: dict[str, Ids] = {}
     found: list[tuple[Ids, Ids]] = []
@@ -151,15 +152,21 @@ def _spans(
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
     for row in rows:
-        start = 0 if row.parent_id is None else ends.get(row.parent_id)
+        before = 0 if row.parent_id is None else ends.get(row.parent_id)
+        start = None if before is None else before - _trim(row)
         if start is not None and start + len(suffixes[row.id]) == row.prompt_len:
             starts[row.id] = start
             ends[row.id] = row.prompt_len + len(outputs[row.id])
     return starts, ends
 
 
+def _trim(row: Completion) -> int:
+    """How many ids at the end of its parent's output its prompt does not keep."""
+    return int((row.parsed.get("ledger") or {}).get("trim", 0))
+
+
 def _metadata(row: Completion) -> dict[str, Any]:
-    told = {name: row.parsed.get(name) for name in ("role_reason", "marks", "sampled_with", "n")}
+    told = {name: row.parsed.get(name) for name in ("role_reason", "marks", "sampled_with", "history", "n")}
     return {
         "dialect": row.dialect,
         "requested_at": row.requested_at.timestamp(),

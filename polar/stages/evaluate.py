@@ -18,10 +18,12 @@ from polar import evaluators, runtimes
 from polar.db import transaction
 from polar.evaluators.base import Case
 from polar.models import RolloutSession, TraceRow
+from polar.policy import current as current_policy
 from polar.rewards import Decision, Ending, TraceFacts, decide
 from polar.spec import EvaluatorSpec
 from polar.stages.base import Job, Outcome
 from polar.stages.prewarm import fresh_runtime
+from polar.staleness import STALE, UNKNOWN, staleness
 
 
 def evaluate(job: Job) -> Outcome:
@@ -31,15 +33,16 @@ def evaluate(job: Job) -> Outcome:
         )
     spec = job.task.evaluator
     verdict = None if spec is None else evaluators.create(spec).evaluate(_case(job, spec, traces))
+    certificates = _certified(job, traces)
     decisions = decide(
         Ending(agent=(job.session.agent_exit or {}).get("state"), trajectory=bool(traces)),
-        [_facts(trace) for trace in traces],
+        [_facts(trace, certificate) for trace, certificate in zip(traces, certificates, strict=True)],
         verdict=verdict,
         evaluator=spec.strategy if spec else None,
         strict=job.task.strict,
         builder=job.task.builder.strategy,
     )
-    job.write(lambda db, row: _store(db, row, decisions))
+    job.write(lambda db, row: _store(db, row, decisions, certificates))
     values: dict[str, Any] = {"reward": verdict.outcome_reward if verdict else None}
     if spec is not None and verdict is not None:
         values["verdict"] = {"strategy": spec.strategy, **asdict(verdict), "decisions": [asdict(d) for d in decisions]}
@@ -64,12 +67,41 @@ def _case(job: Job, spec: EvaluatorSpec, traces: list[TraceRow]) -> Case:
     )
 
 
-def _facts(trace: TraceRow) -> TraceFacts:
-    sampled = int(np.frombuffer(trace.loss_mask, np.uint8).sum())
-    return TraceFacts(trace.fidelity, tuple(trace.certificate.get("flags", ())), sampled)
+def _certified(job: Job, traces: list[TraceRow]) -> list[dict[str, Any]]:
+    """The traces' certificates, with how far they are behind the policy as it is now, where a bound is set."""
+    with transaction(job.database) as db:
+        policy = current_policy(db)
+        bound, version = policy.max_staleness, policy.version
+    if job.task.max_staleness is not None:
+        bound = job.task.max_staleness
+    found = []
+    for trace in traces:
+        certificate = {name: value for name, value in trace.certificate.items() if name != "staleness"}
+        flags = set(certificate.get("flags", ())) - {STALE, UNKNOWN}
+        behind = staleness(
+            certificate.get("policy_versions", ()),
+            _sampled(trace),
+            bound=bound,
+            policy_version=version,
+            submitted_at=job.task.metadata.get("policy_version"),
+        )
+        if behind is not None:
+            certificate["staleness"] = asdict(behind)
+            flags |= {behind.flag} if behind.flag else set()
+        found.append({**certificate, "flags": sorted(flags)})
+    return found
 
 
-def _store(db: Session, row: RolloutSession, decisions: list[Decision]) -> None:
+def _sampled(trace: TraceRow) -> int:
+    return int(np.frombuffer(trace.loss_mask, np.uint8).sum())
+
+
+def _facts(trace: TraceRow, certificate: dict[str, Any]) -> TraceFacts:
+    return TraceFacts(trace.fidelity, tuple(certificate["flags"]), _sampled(trace))
+
+
+def _store(db: Session, row: RolloutSession, decisions: list[Decision], certificates: list[dict[str, Any]]) -> None:
     stored = db.scalars(select(TraceRow).where(TraceRow.session_id == row.id).order_by(TraceRow.number))
-    for trace, decision in zip(stored, decisions, strict=True):
+    for trace, decision, certificate in zip(stored, decisions, certificates, strict=True):
         trace.reward, trace.trainable, trace.weight = decision.reward, decision.trainable, decision.weight
+        trace.certificate = {**certificate, "decision": {"rule": decision.rule, "reason": decision.reason}}

@@ -16,25 +16,37 @@ from sqlalchemy import func, select
 
 from polar import harnesses, runtimes
 from polar.db import transaction
-from polar.errors import HarnessError, LostLeaseError
+from polar.errors import EngineError, HarnessError, LostLeaseError
 from polar.harnesses.base import AgentExit, Connection, Workplace
 from polar.models import Completion
 from polar.runtimes.base import Runtime
 from polar.stages.base import Job, Outcome
+from polar.stages.fitness import require_fit
 from polar.stages.prewarm import fresh_runtime
+
+ENGINE_FAULTS = ("no_token_ids", "engine_altered_prompt")
+"""Codes of what breaks the promise that a trace has the tokens that were seen and sampled."""
 
 
 def execute(job: Job) -> Outcome:
+    require_fit(job)
     runtime = _untouched_runtime(job)
     place = _workplace(job, runtime)
     harness = harnesses.create(job.task.agent)
     try:
         agent_exit = _run(harness, place)
+    except HarnessError as error:
+        # A program that an engine's fault made fail is not to blame for it.
+        if (fault := _engine_fault(job)) is not None:
+            raise fault from error
+        raise
     finally:
         runtime.kill_all()
     if agent_exit.state == "cancelled":
         raise LostLeaseError(f"session {job.session.id} ended while its agent ran")
     harness.collect(place)
+    if (fault := _engine_fault(job)) is not None:
+        raise fault
     values: dict[str, Any] = {"agent_exit": asdict(agent_exit), "key_hash": None}
     calls = _answered_calls(job)
     if calls == 0:
@@ -42,6 +54,22 @@ def execute(job: Job) -> Outcome:
         message = f"harness {job.task.agent.name} made no model call that was answered: {why}"
         raise HarnessError(message, code="no_model_calls", detail={"agent_exit": values["agent_exit"]})
     return Outcome(values, says=f"agent={agent_exit.state} calls={calls}")
+
+
+def _engine_fault(job: Job) -> EngineError | None:
+    """What an engine did to a call of this attempt that makes all its traces worthless, if it did."""
+    with transaction(job.database) as db:
+        error = db.scalar(
+            select(Completion.error)
+            .where(
+                Completion.session_id == job.session.id,
+                Completion.attempt == job.session.attempt,
+                Completion.error["code"].astext.in_(ENGINE_FAULTS),
+            )
+            .order_by(Completion.seq)
+            .limit(1)
+        )
+    return EngineError(error["message"], code=error["code"]) if error else None
 
 
 def _run(harness: harnesses.Harness, place: Workplace) -> AgentExit:

@@ -8,8 +8,9 @@ one began. Pure.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -28,20 +29,30 @@ SHORTEST_ERRAND = 20
 """Characters from which on a text that stands in a tool call and begins a conversation is no coincidence."""
 
 
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """A text in a tool call, which a sub-agent might be given."""
+
+    asked_by: str
+    """The completion."""
+    tool_call: str
+    text: str
+
+
 def assign(calls: list[Call], model_name: str | None) -> list[Call]:
     """The calls with their roles; what the proxy has marked stays as it is.
 
     `model_name`: what the harness was told to ask for."""
     loops = any(call.role == "main" and call.parent_id for call in calls)
-    main_has_tools = any(call.role == "main" and call.request.get("tools") for call in calls)
+    main_has_tools = _any_tools([call for call in calls if call.role == "main"])
     asked_for = {call.model_requested for call in calls}
-    continued = {call.parent_id for call in calls}
-    errands: list[tuple[str, str]] = []
+    continued = Counter(call.parent_id for call in calls)
+    errands: list[Errand] = []
     by_id: dict[str, Call] = {}
     for call in calls:
         parent = by_id.get(call.parent_id or "")
         if call.role == "main":
-            call = _placed(call, parent, errands)
+            call = _placed(call, parent, errands, branched=continued[call.parent_id] > 1)
         if call.role == "main" and parent is None and call.id not in continued:
             if main_has_tools and not call.request.get("tools"):
                 call = _marked(call, "auxiliary", "it has no tools, where the main loop has")
@@ -50,19 +61,30 @@ def assign(calls: list[Call], model_name: str | None) -> list[Call]:
             elif loops and (found := _side_work(call)):
                 call = _marked(call, "auxiliary", f"it asks for something aside: {found}")
         by_id[call.id] = call
-        errands += [(call.id, text) for text in _errands(call)]
+        errands += _errands(call)
     return list(by_id.values())
 
 
-def _placed(call: Call, parent: Call | None, errands: list[tuple[str, str]]) -> Call:
+def _any_tools(calls: list[Call]) -> bool:
+    """Whether any of these calls was offered tools; of calls with the same, the first and shortest request is read."""
+    first = {call.head or call.id: call for call in reversed(calls)}
+    return any(call.request.get("tools") for call in reversed(first.values()))
+
+
+def _placed(call: Call, parent: Call | None, errands: list[Errand], *, branched: bool) -> Call:
     if parent is not None:
-        if parent.role != "subagent":
+        if parent.role == "subagent":
+            told = parent.metadata
+            reason = told.get("role_reason") or "it continues a sub-agent"
+            return _marked(call, "subagent", reason, spawned_by=told.get("spawned_by"))
+        if not branched:
+            # A lone continuation is the main agent's own; its request need not be read to know that.
             return call
-        return _marked(call, "subagent", parent.metadata["role_reason"], spawned_by=parent.metadata.get("spawned_by"))
-    opening = _opening(call)
-    for id_, text in reversed(errands):
-        if text in opening:
-            return _marked(call, "subagent", "a tool call began it with these words", spawned_by=id_)
+    opening = _opening(call) if parent is None else _appended(call, parent)
+    for errand in reversed(errands):
+        if errand.text in opening and not (parent is not None and _answered(call, errand)):
+            reason = "a tool call began it with these words"
+            return _marked(call, "subagent", reason, spawned_by=errand.asked_by)
     return call
 
 
@@ -87,13 +109,26 @@ def _opening(call: Call) -> str:
     return "\n".join(texts)
 
 
+def _appended(call: Call, parent: Call) -> str:
+    """What the user's part says after the parent's request: an agent that was given its parent's history is told there
+    what to do."""
+    messages = (call.request.get("messages") or [])[parent.messages() :]
+    return "\n".join(_text(message["content"]) for message in messages if message["role"] == "user")
+
+
+def _answered(call: Call, errand: Errand) -> bool:
+    """Whether the tool call has its result: then who asked goes on, and perhaps repeats what it said."""
+    messages = call.request.get("messages") or []
+    return any(message["role"] == "tool" and message.get("tool_call_id") == errand.tool_call for message in messages)
+
+
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.get("text", "") for part in content)
 
 
-def _errands(call: Call) -> Iterator[str]:
+def _errands(call: Call) -> Iterator[Errand]:
     """Texts in a call's tool calls that a sub-agent might be given."""
     for tool_call in call.answer.get("tool_calls") or []:
         try:
@@ -102,4 +137,4 @@ def _errands(call: Call) -> Iterator[str]:
             continue
         for value in arguments.values() if isinstance(arguments, dict) else ():
             if isinstance(value, str) and len(value) >= SHORTEST_ERRAND:
-                yield value
+                yield Errand(call.id, tool_call["id"], value)

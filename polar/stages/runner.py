@@ -16,14 +16,14 @@ from sqlalchemy import Engine
 from polar import lanes, lifecycle, placement, runtimes
 from polar.db import after_commit, transaction
 from polar.dispatch import Dispatcher
-from polar.errors import LostLeaseError, NodeError, SessionError
+from polar.errors import EngineError, LostLeaseError, NodeError, SessionError
 from polar.leases import LeaseKeeper
 from polar.lifecycle import Stage, State
 from polar.log import line
 from polar.models import RolloutSession
 from polar.settings import Settings
 from polar.spec import TaskRequest
-from polar.stages import STAGE_RUNS
+from polar.stages import STAGE_RUNS, fitness
 from polar.stages.base import Job, Outcome
 from polar.topology import LaneSpec, NodeSpec
 
@@ -132,6 +132,14 @@ class Lane:
             runtimes.attach(handle).destroy()
         with transaction(self.database) as db:
             lanes.removed(db, session.id)
+
+    def look_at_engine(self) -> None:
+        """Probe the lane's engine, unless that was done lately; what is found is kept with the lane."""
+        if fitness.kept_passport(self.database, self.spec) is None:
+            try:
+                fitness.look(self.database, self.spec)
+            except EngineError as error:
+                logger.info(line("engine not probed", lane=self.spec.name, cause=error.message))
 
     def beat(self) -> None:
         """Say that the lane is here, and remove what ended sessions left on this node."""

@@ -30,11 +30,15 @@ STATS = {
     "completions_merged",
     "auxiliary",
     "holes",
+    "tokens_trimmed",
     "by_completion",
 }
 
 
-@pytest.fixture(params=sorted(builders.BUILDERS))
+TOKENS = [name for name in sorted(builders.BUILDERS) if builders.create(StrategySpec(strategy=name)).NEEDS_IDS]
+
+
+@pytest.fixture(params=TOKENS)
 def builder(request: pytest.FixtureRequest) -> Builder:
     return builders.create(StrategySpec(strategy=request.param))
 

@@ -196,3 +196,33 @@ def test_settings_of_the_original_are_taken() -> None:
     assert np.array_equal(build(line(2)).traces[0].response_ids, built.traces[0].response_ids)
     with pytest.raises(SpecError, match=r"builder\.config\.typo: unknown field"):
         PrefixMerging(typo=1)
+
+
+def test_a_stop_that_history_spells_otherwise_is_left_out() -> None:
+    """A prompt that keeps all of its parent's output but the stop continues it; the stop is counted, not trained."""
+    first = root("a", ids(1), ids(2, 3))
+    second = root("b", ids(1, 2, 9, 4), ids(5), parent_id="a", parent_reason="exact", trim=1)
+    built = build([first, second])
+    [trace] = built.traces
+    assert trace.response_ids.tolist() == [2, 9, 4, 5]
+    assert trace.loss_mask.tolist() == [1, 0, 0, 1]
+    assert flags(built) == ["messages_differ", "stop_replaced"]
+    assert (built.stats["tokens_trimmed"], trace.certificate["sampled_tokens"]) == (1, 2)
+
+
+def test_the_main_agent_comes_first() -> None:
+    """A sub-agent that was asked earlier from the same history comes later, and has its parent's tokens as context."""
+    first = root("a", ids(1), ids(2))
+    sub = child(first, "s", ids(3), ids(4), role="subagent", metadata={"spawned_by": "a"})
+    built = build([first, sub, child(first, "b", ids(5), ids(6))])
+    assert [trace.completion_ids for trace in built.traces] == [["a", "b"], ["a", "s"]]
+    assert [trace.metadata["role"] for trace in built.traces] == ["main", "subagent"]
+    assert [trace.metadata["spawned_by"] for trace in built.traces] == [None, "a"]
+    assert built.traces[1].loss_mask.tolist() == [0, 0, 1]
+
+
+def test_a_side_call_that_the_main_agent_went_on_from_is_trained_once() -> None:
+    """Where side calls are asked for, one in the middle of the main agent's path has no second trace."""
+    first = root("a", ids(1), ids(2), role="auxiliary")
+    built = build([first, child(first, "b", ids(3), ids(4))], include_auxiliary=True)
+    assert [trace.completion_ids for trace in built.traces] == [["a", "b"]]

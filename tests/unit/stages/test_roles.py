@@ -78,3 +78,31 @@ def test_what_the_proxy_marked_stays() -> None:
         "subagent",
         "main",
     ]
+
+
+def seeded(*, result: bool) -> list[Call]:
+    """A main agent that goes on, and a call from the same history that is told the words of the tool call."""
+    function = {"name": "agent", "arguments": f'{{"prompt": "{ERRAND}"}}'}
+    answer = {"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": function}]}
+    spawner = call("a", answer=answer)
+    history = [*spawner.request["messages"], answer]
+    told = [*history, *([{"role": "tool", "tool_call_id": "x", "content": "done"}] if result else [])]
+    told.append({"role": "user", "content": ERRAND})
+    main = {"messages": [*history, {"role": "tool", "tool_call_id": "x", "content": "done"}], "tools": TOOLS}
+    return [
+        spawner,
+        call("s", parent="a", request={"messages": told, "tools": TOOLS}),
+        call("b", parent="a", request=main),
+    ]
+
+
+def test_a_subagent_with_its_parents_history_is_found() -> None:
+    """A branch that is told the words of a tool call which has no result yet is that call's sub-agent."""
+    found = assign(seeded(result=False), "policy")
+    assert [each.role for each in found] == ["main", "subagent", "main"]
+    assert found[1].metadata["spawned_by"] == "a"
+
+
+def test_a_main_agent_that_repeats_its_errand_stays_main() -> None:
+    """Once the tool call has its result, the words are the main agent's own."""
+    assert [each.role for each in assign(seeded(result=True), "policy")] == ["main", "main", "main"]

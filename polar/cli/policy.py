@@ -1,0 +1,83 @@
+"""`policy`, `pause`, `resume`: the policy's version and the gate of every node, over REST."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from polar.cli.client import AS_JSON, CONFIG, URL, connect, console
+
+
+@click.command(epilog="Example: polar policy --version 12 --max-staleness 2")
+@CONFIG
+@URL
+@AS_JSON
+@click.option("--version", help="The version from now on; whole numbers can be compared.")
+@click.option("--name", help="What the policy is called.")
+@click.option("--max-staleness", type=click.IntRange(0), help="Versions that a trained token may be behind.")
+@click.option("--any-staleness", is_flag=True, help="Take the bound away.")
+def policy(
+    config: Path | None,
+    rollout_url: str | None,
+    as_json: bool,
+    version: str | None,
+    name: str | None,
+    max_staleness: int | None,
+    any_staleness: bool,
+) -> None:
+    """Show the policy and the proxies, or set its name, version and staleness bound."""
+    given = {"version": version, "name": name, "max_staleness": max_staleness}
+    body: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if any_staleness:
+        body["max_staleness"] = None
+    client = connect(config, rollout_url)
+    found = client.call("PUT", "/rollout/policy", json=body) if body else client.call("GET", "/rollout/policy")
+    _show(found, as_json)
+
+
+@click.command(epilog="Example: polar pause --mode abort --wait 60")
+@CONFIG
+@URL
+@AS_JSON
+@click.option(
+    "--mode",
+    type=click.Choice(["drain", "abort"]),
+    default="drain",
+    show_default=True,
+    help="drain: let what is in flight end. abort: cut it; it goes on after `polar resume`.",
+)
+@click.option("--wait", default=300.0, show_default=True, help="Seconds to wait until every proxy holds.")
+def pause(config: Path | None, rollout_url: str | None, as_json: bool, mode: str, wait: float) -> None:
+    """Hold new generations on every node. Exit code 0 only once nothing is sampled anywhere."""
+    client = connect(config, rollout_url)
+    params = {"mode": mode, "wait": wait}
+    _show(client.call("POST", "/rollout/pause", params=params, timeout=wait + 30), as_json)
+
+
+@click.command(epilog="Example: polar resume")
+@CONFIG
+@URL
+@AS_JSON
+def resume(config: Path | None, rollout_url: str | None, as_json: bool) -> None:
+    """Let generation go on everywhere, and say what became of the calls that were in flight."""
+    _show(connect(config, rollout_url).call("POST", "/rollout/resume"), as_json)
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    bound = "any" if found["max_staleness"] is None else found["max_staleness"]
+    version = "none" if found["version"] is None else found["version"]
+    console.print(f"policy {found['name'] or '(no name)'}, version {version}, staleness {bound}, gate {found['gate']}")
+    for proxy in found["proxies"]:
+        console.print(f"  {proxy['id']}: {proxy['in_flight']} in flight, {proxy['held']} held", soft_wrap=True)
+    if calls := found.get("calls"):
+        console.print("calls: " + ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in calls.items()))
+    for proxy in found.get("lost", []):
+        console.print(f"  lost: {proxy['id']} stopped with {proxy['in_flight']} calls in flight", soft_wrap=True)
+    for proxy_id in found.get("not_resumed", []):
+        console.print(f"  not yet resumed: {proxy_id}", soft_wrap=True)
