@@ -21,7 +21,9 @@ UNTRAINABLE = {
     "missing_logprobs": "a sampled token has no log-probability",
     "non_finite_logprobs": "a log-probability is not finite",
     "sentinel_logprobs": "a log-probability is an engine's stand-in",
+    "raw_logprobs": "its log-probabilities are not of the distribution that its tokens were drawn from",
     "ghost": "the harness never got this answer, so it has no part in the reward",
+    "stale": "a trained token is more versions behind the policy than its bound allows",
 }
 """Flags with which a trace cannot train, and why; the first that a trace has is named."""
 

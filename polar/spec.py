@@ -6,6 +6,7 @@ Fields marked "addition" are not in the original's schema; a client of the origi
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -171,6 +172,8 @@ class TaskRequest(Spec):
     builder: StrategySpec = StrategySpec()
     evaluator: EvaluatorSpec | None = None
     callback_url: str | None = None
+    callback_events: tuple[Literal["task", "session"], ...] = ("task",)
+    """Addition. What is posted to `callback_url`: the task's result when it ends, each session's when that ends."""
     metadata: dict[str, Any] = {}
     dispatch_priority: int = Field(default=0, ge=0, le=100)
     early_stop_min_usable_sessions: int | None = Field(default=None, ge=1)
@@ -182,6 +185,13 @@ class TaskRequest(Spec):
     """Addition. Model calls a session may make."""
     max_session_tokens: int | None = Field(default=None, ge=1)
     """Addition. Tokens a session may sample."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Addition. Versions that a trained token may be behind the policy when its session is judged; None: the policy's
+    own bound."""
+    history: Literal["sampled", "tool_cycle", "template"] = "sampled"
+    """Addition. What the model is shown of its own turns. `sampled`: the very tokens it sampled, always. `tool_cycle`:
+    these until the next message of a user, then what the model's template prints, which may leave reasoning out.
+    `template`: what the template prints, at every call."""
     strict: bool = False
     """Addition. Traces that are not `exact` are quarantined: kept, not handed out for training."""
     lanes: tuple[str, ...] | None = None
@@ -204,6 +214,12 @@ class TaskRequest(Spec):
         ):
             raise ValueError("metadata.agent_timeout: must be a positive number of seconds")
         return self
+
+    @property
+    def group_id(self) -> str | None:
+        """`metadata.group_id` as text, as the results feed asks for it."""
+        found = self.metadata.get("group_id")
+        return found if found is None or isinstance(found, str) else json.dumps(found)
 
     @property
     def agent_budget(self) -> float | None:

@@ -9,8 +9,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS: list[set[str]] = [
     {"spec", "messages", "dispatch", "settings", "topology", "registry", "log", "errors", "__init__"},
     {"lifecycle", "placement", "recording", "models", "db", "lanes", "leases", "queries", "keys"}
-    | {"bodies", "embedded", "tiny_engine"},
-    {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards"},
+    | {"bodies", "embedded", "policy", "staleness", "tiny_engine"},
+    {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards", "scoring"},
     {"stages", "delivery", "sweep"},
     {"cli", "api", "admin", "proxy", "__main__"},
 ]

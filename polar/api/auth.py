@@ -6,12 +6,15 @@ last lets a client that knows nothing of keys be used as it is.
 
 from __future__ import annotations
 
-from flask import Flask, current_app, request
+import uuid
+
+from flask import Flask, current_app, g, request
 
 from polar import keys
 from polar.db import transaction
 from polar.errors import AuthError
 
+ADMIN_PATHS = ("/nodes", "/rollout/policy", "/rollout/pause", "/rollout/resume")
 OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz", "/openapi.json"})
 
 
@@ -29,10 +32,16 @@ def sent_key() -> str | None:
 
 
 def needed_scope() -> str:
-    """Reading needs `read`, nodes and lanes need `admin`, the rest `submit`."""
+    """Reading needs `read`; what touches everybody's work (nodes, the policy, the gate) `admin`; the rest `submit`."""
     if request.method in ("GET", "HEAD"):
         return "read"
-    return "admin" if request.path.startswith("/nodes") else "submit"
+    return "admin" if request.path.startswith(ADMIN_PATHS) else "submit"
+
+
+def caller() -> uuid.UUID | None:
+    """The id of this request's key; None where the API asks for no key."""
+    found: uuid.UUID | None = g.get("key_id")
+    return found
 
 
 def register(app: Flask) -> None:
@@ -46,8 +55,9 @@ def register(app: Flask) -> None:
         if not key:
             raise AuthError("send an API key: Authorization: Bearer KEY, or http://polar:KEY@host")
         with transaction(current_app.config["DATABASE"]) as db:
-            scopes = keys.scopes_of(db, key)
-        if not scopes:
+            found = keys.find(db, key)
+        if found is None or not found.scopes:
             raise AuthError("this API key is unknown or revoked", code="unknown_key")
-        if needed_scope() not in scopes:
+        if needed_scope() not in found.scopes:
             raise ForbiddenError(f"this API key lacks the scope {needed_scope()!r}")
+        g.key_id = found.id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -11,15 +12,22 @@ from flask import Flask, Response, request
 from sqlalchemy.exc import OperationalError
 from werkzeug.exceptions import HTTPException
 
-from polar.errors import PolarError, SpecError
+from polar.errors import LimitError, PolarError, SpecError
 from polar.log import line
 
 logger = logging.getLogger(__name__)
 
 
-def problem(status: int, code: str, detail: str, errors: list[tuple[str, str]] | None = None) -> Response:
-    """One problem document. `detail` is repeated where clients of the original look for it."""
+def problem(
+    status: int,
+    code: str,
+    detail: str,
+    errors: list[tuple[str, str]] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Response:
+    """One problem document. `detail` is repeated where clients of the original look for it; `more` stands beside."""
     body: dict[str, Any] = {
+        **(more or {}),
         "type": f"urn:polar:problem:{code}",
         "title": HTTPStatus(status).phrase,
         "status": status,
@@ -40,7 +48,11 @@ def register(app: Flask) -> None:
     @app.errorhandler(PolarError)
     def _polar(error: PolarError) -> Response:
         errors = error.errors if isinstance(error, SpecError) else None
-        return problem(error.http_status, error.code, error.message, errors)
+        if not isinstance(error, LimitError):
+            return problem(error.http_status, error.code, error.message, errors)
+        response = problem(error.http_status, error.code, error.message, more=error.detail)
+        response.headers["Retry-After"] = str(error.retry_after)
+        return response
 
     @app.errorhandler(HTTPException)
     def _http(error: HTTPException) -> Response:

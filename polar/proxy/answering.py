@@ -8,17 +8,20 @@ from typing import Literal
 
 from polar.engines.base import Generation
 from polar.messages import Answer, Message, ModelRequest, ToolCall
-from polar.proxy.ledger import anchor
+from polar.proxy.ledger import Ids, anchor
 from polar.proxy.prepare import offered
-from polar.renderers.base import Piece, Renderer, TextPieces
+from polar.renderers.base import TAIL, Parsed, Piece, Renderer, TextPieces
 from polar.renderers.layout import held_back
 
 
 def read_answer(
-    generation: Generation, request: ModelRequest, renderer: Renderer, completion_id: str, prompt_tokens: int
+    generation: Generation, request: ModelRequest, renderer: Renderer, completion_id: str, prompt: Ids
 ) -> tuple[Answer, tuple[str, ...]]:
     """The answer, and the flags of its completion."""
-    parsed = renderer.parse(generation.output_ids, offered(request))
+    if generation.message is None:
+        parsed = renderer.parse(generation.output_ids, offered(request), prompt[-TAIL:].tolist())
+    else:
+        parsed = Parsed(generation.message)  # the engine's own reading, in canonical mode
     message, flags, stopped = parsed.message, list(parsed.flags), None
     if isinstance(generation.matched_stop, str):
         # The sampled ids keep the stop string, for they were sampled; a harness never gets to see it.
@@ -33,8 +36,8 @@ def read_answer(
         model=request.model,
         message=replace(message, tool_calls=calls),
         finish_reason="tool_calls" if calls and reason == "stop" else reason,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=len(generation.output_ids),
+        prompt_tokens=len(prompt) or generation.prompt_tokens or 0,
+        completion_tokens=generation.sampled,
         created=int(time.time()),
         token_texts=tuple(renderer.decode([token]) for token in generation.output_ids) if shown else (),
         logprobs=tuple(generation.logprobs or ()) if shown else (),

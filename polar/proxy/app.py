@@ -21,6 +21,7 @@ from polar.dialects.base import Dialect
 from polar.proxy.bodies import BodyStore
 from polar.proxy.calls import ModelCalls
 from polar.proxy.door import Door, Endpoint
+from polar.proxy.gate import Gate
 from polar.proxy.ledgers import Ledgers
 from polar.proxy.limits import Limits
 from polar.proxy.pool import EnginePool
@@ -28,6 +29,7 @@ from polar.proxy.reads import Reads
 from polar.proxy.recorder import Recorder
 from polar.proxy.relay import json_response
 from polar.proxy.store import Store
+from polar.proxy.watch import Watch
 from polar.registry import load
 from polar.settings import Settings
 
@@ -63,11 +65,15 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         reads, recorder = Reads(settings.database_url, limits.commit), Recorder(settings.database_url, limits.commit)
         pool = EnginePool()
+        gate = Gate()
+        watch = Watch(settings.database_url, settings.node_id, gate, limits.beat)
+        await watch.begin()
         writing = asyncio.create_task(recorder.run())
         app.state.reads = reads
         app.state.store = Store(reads, recorder)
-        app.state.calls = ModelCalls(pool, Ledgers(reads), BodyStore(reads, limits.aside_bytes), recorder, limits)
+        app.state.calls = ModelCalls(pool, Ledgers(reads), BodyStore(reads, limits.aside_bytes), recorder, gate, limits)
         yield
+        await watch.close()
         recorder.close()
         await writing
         await pool.close()

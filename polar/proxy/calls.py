@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,23 +18,32 @@ from polar.bodies import pack
 from polar.engines.base import Generation
 from polar.errors import EngineError, LostLeaseError, SessionError
 from polar.log import line
-from polar.messages import Answer
+from polar.messages import Answer, Sampling
 from polar.models import now
 from polar.proxy import rows
 from polar.proxy.answering import Shown, read_answer
 from polar.proxy.bodies import BodyStore
+from polar.proxy.canonical import counted
 from polar.proxy.flights import Asked, Flight, Flights, new_completion_id
-from polar.proxy.ledger import Ledger, Place, as_ids, make_node
+from polar.proxy.gate import Gate, Passage
+from polar.proxy.ledger import Ids, Ledger, Place, as_ids, make_node
 from polar.proxy.ledgers import Ledgers
 from polar.proxy.limits import Limits
+from polar.proxy.parts import Parts
 from polar.proxy.pool import EnginePool
 from polar.proxy.prepare import offered, prepare, refuse_overflow, seconds_left, within_budget
 from polar.proxy.recorder import Fence, Recorder
 from polar.proxy.rows import Prepared
 from polar.proxy.sampling import EngineCall, HungUpError, patiently
+from polar.renderers.base import TAIL
 
 logger = logging.getLogger(__name__)
 STRAYED = frozenset({"no_match", "edited", "tools_changed"})
+
+
+def twin(place: Place) -> Place:
+    """The place of another sample of the same request."""
+    return replace(place, flags=(*place.flags, "sibling"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +63,14 @@ class ModelCalls:
     """All calls of this process."""
 
     def __init__(
-        self, pool: EnginePool, ledgers: Ledgers, bodies: BodyStore, recorder: Recorder, limits: Limits
+        self, pool: EnginePool, ledgers: Ledgers, bodies: BodyStore, recorder: Recorder, gate: Gate, limits: Limits
     ) -> None:
         self.pool = pool
         self.flights = Flights(self._run)
         self._ledgers = ledgers
         self._bodies = bodies
         self._recorder = recorder
+        self._gate = gate
         self._limits = limits
 
     def delivered(self, flight: Flight) -> None:
@@ -76,23 +85,24 @@ class ModelCalls:
         caller = asked.caller
         ledger = await self._ledgers.open(caller.id, caller.attempt, caller.turns)
         link = await self.pool.link(caller.lane, caller.engine)
-        prepared = await prepare(asked, link, ledger, ledger.place(asked.request), self._limits)
-        return len(prepared.prompt)
+        prepared = await prepare(asked, link, ledger, ledger.place(asked.request, caller.history), self._limits)
+        return len(prepared.prompt) if prepared.chat is None else counted(prepared.chat, link.renderer)
 
     async def _run(self, flight: Flight) -> list[Answer]:
         asked, caller, started = flight.asked, flight.asked.caller, time.monotonic()
+        self._gate.see(caller.policy)
         ledger = await self._ledgers.open(caller.id, caller.attempt, caller.turns)
         if asked.request.n == 1 and (recorded := await self._undelivered(ledger, flight)) is not None:
             return [recorded]
         within_budget(caller)
-        place = ledger.place(asked.request)
+        place = ledger.place(asked.request, caller.history)
         if place.reason in STRAYED:
             # Before a conversation is taken for a new one: its parent may have been answered elsewhere a moment ago.
             await self._ledgers.refresh(ledger, caller.id, caller.attempt)
-            place = ledger.place(asked.request)
-        twin = replace(place, flags=(*place.flags, "sibling"))
+            place = ledger.place(asked.request, caller.history)
         samples = [Sample(flight, ledger, place, flight.id, started)]
-        samples += [Sample(flight, ledger, twin, new_completion_id(), started) for _ in range(asked.request.n - 1)]
+        others = [new_completion_id() for _ in range(asked.request.n - 1)]
+        samples += [Sample(flight, ledger, twin(place), each, started) for each in others]
         body = rows.masked(asked.raw, asked.secret)
         stored = await self._bodies.stored(body, (place.parent.id if place.parent else None, ledger.last_body))
         problem: Exception | None = None
@@ -100,7 +110,8 @@ class ModelCalls:
             retry = seconds_left(caller, self._limits.retry)
             link = await patiently(lambda: self.pool.link(caller.lane, caller.engine), flight.hangup, retry)
             prepared = await prepare(asked, link, ledger, place, self._limits)
-            samples = [replace(sample, prepared=prepared) for sample in samples]
+            places = [prepared.place, *[twin(prepared.place)] * (len(samples) - 1)]
+            samples = [replace(s, prepared=prepared, place=each) for s, each in zip(samples, places, strict=True)]
             flight.prompt_tokens = len(prepared.prompt)
         except (SessionError, HungUpError) as error:
             problem = error
@@ -109,7 +120,7 @@ class ModelCalls:
             rows.intent(asked, s.id, stored if s.id == flight.id else twins, s.place, s.prepared, flight.body_hash)
             for s in samples
         ]
-        await self._recorder.intend(intents)
+        await self._recorder.intend(intents, rows.media(place, asked.request.messages))
         self._bodies.keep(flight.id, body, stored)
         ledger.last_body = flight.id
         outcomes = await asyncio.gather(*(self._sample(s, problem) for s in samples), return_exceptions=True)
@@ -141,14 +152,14 @@ class ModelCalls:
                 raise problem
             assert sample.prepared is not None
             refuse_overflow(sample.prepared)
-            call = self._engine_call(sample, sample.prepared)
-            retry = seconds_left(sample.flight.asked.caller, self._limits.retry)
-            generation = await patiently(call.once, sample.flight.hangup, retry)
+            call = self._parts(sample, sample.prepared)
+            generation = await call.whole()
         except HungUpError as gone:
             await self._settle(sample, "aborted", call, gone.partial)
             raise
         except SessionError as error:
-            await self._settle(sample, "failed", call, None, {"error": rows.failure(error)})
+            sampled = call.sampled if call else None
+            await self._settle(sample, "failed", call, sampled, {"error": rows.failure(error)})
             raise
         if generation.finish_reason == "abort":
             reason = f"the engine aborted the call: {generation.detail or 'it did not say why'}"
@@ -157,39 +168,65 @@ class ModelCalls:
             raise aborted
         return await self._answer(sample, sample.prepared, call, generation)
 
-    def _engine_call(self, sample: Sample, prepared: Prepared) -> EngineCall:
+    def _parts(self, sample: Sample, prepared: Prepared) -> Parts:
         asked, link = sample.flight.asked, prepared.link
-        heard: Callable[[list[int]], None] | None = None
-        if asked.request.stream and sample.id == sample.flight.id:
-            pieces = link.renderer.pieces(offered(asked.request))
+        shown: Shown | None = None
+        if asked.request.stream and sample.id == sample.flight.id and prepared.chat is None:
+            pieces = link.renderer.pieces(offered(asked.request), prepared.prompt[-TAIL:].tolist())
             shown = Shown(pieces, prepared.sampling.stop, sample.id)
 
+        def left(most: float) -> float:
+            return seconds_left(asked.caller, most)
+
+        def make(prompt: Ids, sampling: Sampling, request_id: str, passage: Passage) -> EngineCall:
             def heard(ids: list[int]) -> None:
+                assert shown is not None
+                passage.heard += len(ids)
                 sample.flight.show(shown.feed(ids))
 
-        return EngineCall(
-            link.engine,
+            return EngineCall(
+                link.engine,
+                prompt,
+                sampling,
+                request_id=request_id,
+                hangup=sample.flight.hangup,
+                timeout=left(link.spec.timeout_seconds),
+                abort_grace=self._limits.abort_grace,
+                heard=None if shown is None else heard,
+                recalled=passage.recalled,
+                chat=prepared.chat,
+            )
+
+        return Parts(
+            self._gate,
+            make,
             prepared.prompt,
             prepared.sampling,
             request_id=sample.id,
+            streams=shown is not None and link.engine.STREAMS_IDS,
+            continues=prepared.chat is None and prepared.sampling.json_schema is None,
             hangup=sample.flight.hangup,
-            timeout=seconds_left(asked.caller, link.spec.timeout_seconds),
-            abort_grace=self._limits.abort_grace,
-            heard=heard,
+            left=left,
+            retry=self._limits.retry,
+            decode=link.renderer.decode,
         )
 
-    async def _answer(self, sample: Sample, prepared: Prepared, call: EngineCall, generation: Generation) -> Answer:
+    async def _answer(self, sample: Sample, prepared: Prepared, call: Parts, generation: Generation) -> Answer:
         asked, place = sample.flight.asked, sample.place
-        prompt_len = len(prepared.prompt)
-        answer, flags = read_answer(generation, asked.request, prepared.link.renderer, sample.id, prompt_len)
+        prompt, suffix, learned = prepared.prompt, prepared.suffix, {}
+        if prepared.chat is not None:
+            prompt = suffix = as_ids(generation.prompt_ids or [])
+            learned = {"prompt_len": len(prompt), "suffix_ids": suffix.tobytes()}
+        answer, flags = read_answer(generation, asked.request, prepared.link.renderer, sample.id, prompt)
         node = make_node(
             sample.id,
             place,
             answer.message,
-            prompt_len=prompt_len,
-            suffix_ids=prepared.suffix,
+            prompt_len=len(prompt),
+            suffix_ids=suffix,
             output_ids=as_ids(generation.output_ids),
             body_hash=sample.flight.body_hash,
+            trim=prepared.trim,
         )
         parsed = rows.described(asked, prepared, place, sample.flight.body_hash, node)
         body = pack(rows.masked(orjson.dumps(asked.dialect.answer(asked.request, [answer])), asked.secret))
@@ -197,7 +234,8 @@ class ModelCalls:
             "answer": body,
             "parsed": {**parsed, "message": rows.served(answer.message, asked.secret), "told": rows.told(answer)},
             "chain_hash": node.chain_hash,
-            "flags": [*place.flags, *flags],
+            "flags": [*place.flags, *prepared.flags, *flags, *call.flags],
+            **learned,
         }
         if not await self._settle(sample, "answered", call, generation, values, turns=1):
             raise LostLeaseError("this session has ended")
@@ -208,7 +246,7 @@ class ModelCalls:
         self,
         sample: Sample,
         outcome: str,
-        call: EngineCall | None,
+        call: Parts | None,
         generation: Generation | None,
         values: dict[str, Any] | None = None,
         *,
@@ -216,12 +254,13 @@ class ModelCalls:
     ) -> bool:
         """Commit the end of a call, and say it in one line of the log."""
         flight, prepared, caller = sample.flight, sample.prepared, sample.flight.asked.caller
-        tokens = len(generation.output_ids) if generation else 0
+        tokens = generation.sampled if generation else 0
         ms = round((time.monotonic() - sample.started) * 1000)
+        told = [*(prepared.flags if prepared and generation else ()), *(call.flags if call else ())]
         columns: dict[str, Any] = {
             "outcome": outcome,
             "parsed": rows.described(flight.asked, prepared, sample.place, flight.body_hash),
-            "flags": list(sample.place.flags),
+            "flags": [*sample.place.flags, *told],
             "engine": rows.engine(prepared, generation, call.tries if call else 0, ms),
             "model_used": prepared.link.passport.model if prepared else None,
             "finished_at": now(),

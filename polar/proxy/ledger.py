@@ -12,14 +12,14 @@ import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from polar.errors import NodeError
-from polar.messages import Message, ModelRequest, Tool, chain_step, steady
-from polar.renderers.base import Renderer
+from polar.messages import Message, ModelRequest, Tool, chain_step, steady, with_tool_names
+from polar.renderers.base import TAIL, Renderer
 
 Ids = npt.NDArray[np.int32]
 ANCHOR = re.compile(r"call_?([0-9a-f]{24})_?\d+")
@@ -58,6 +58,8 @@ class Node:
     delivered: bool
     head: bytes = b""
     """Names its system messages where they tell the time; a continuation keeps those that were printed."""
+    trim: int = 0
+    """How many ids at the end of its parent's output its prompt does not keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,26 @@ class Place:
     parent: Node | None
     reason: str
     """`anchor` or `exact`: it continues the parent. `edited`: it does, or begins anew, because what we served
-    stands in a history that changed. `tools_changed`, `no_match`, `root`: a new root."""
+    stands in a history that changed. `template_history`: it does, but the task's history policy or the model's template
+    does not go on from sampled tokens here. `tools_changed`, `no_match`, `root`: a new root."""
     appended: int
     """Index of the first message that the parent's ids do not cover."""
     fingerprint: bytes
     context_hash: bytes
     flags: tuple[str, ...] = ()
     head: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The ids of a prompt, and where it stands after all."""
+
+    place: Place
+    prefix: Ids
+    """What it keeps of the parent's ids; of a root, nothing."""
+    suffix: Ids
+    trim: int = 0
+    """How many ids at the end of the parent's output it does not keep."""
 
 
 @dataclass(slots=True)
@@ -114,8 +129,8 @@ class Ledger:
         self._served.add(node.served)
         self._fingerprints.add(node.fingerprint)
 
-    def place(self, request: ModelRequest) -> Place:
-        """Find the call that this one continues."""
+    def place(self, request: ModelRequest, history: str = "sampled") -> Place:
+        """Find the call that this one continues, under the task's history policy."""
         fingerprint = request.fingerprint()
         walk = self._walk(fingerprint, request.messages)
         flags = ["rewritten"] if walk.rewritten else []
@@ -125,25 +140,33 @@ class Ledger:
         if walk.parent is not None and walk.parent.head != head:
             flags.append("volatile_header")
         reason = self._reason(walk, fingerprint, request.messages)
-        return Place(walk.parent, reason, walk.appended, fingerprint, walk.digest, tuple(flags), head)
+        place = Place(walk.parent, reason, walk.appended, fingerprint, walk.digest, tuple(flags), head)
+        anew = walk.parent is not None and _begins_anew(history, request.messages[walk.appended :])
+        return _as_root(place) if anew else place
 
     def prompt(
         self, place: Place, messages: tuple[Message, ...], tools: tuple[Tool, ...], renderer: Renderer
-    ) -> tuple[Ids, Ids]:
-        """The parent's ids and what follows them; of a root, nothing and the whole prompt."""
-        if place.parent is None:
-            return as_ids([]), as_ids(renderer.render(messages, tools))
-        suffix = renderer.bridge(place.parent.output_ids.tolist(), messages[place.appended :])
-        return self.ids(place.parent), as_ids(suffix)
+    ) -> Prompt:
+        """What the parent keeps and what follows it; a root where the renderer cannot go on from sampled tokens."""
+        messages = with_tool_names(messages)
+        if place.parent is not None:
+            ids, parent = self.ids(place.parent), place.parent
+            end = ids[max(0, parent.prompt_len - TAIL) : parent.prompt_len].tolist()
+            bridge = renderer.bridge(parent.output_ids.tolist(), messages[place.appended :], tools, end)
+            if bridge is not None:
+                return Prompt(place, ids[: len(ids) - bridge.trim], as_ids(bridge.ids), bridge.trim)
+            place = _as_root(place, "unbridged")
+        return Prompt(place, as_ids([]), as_ids(renderer.render(messages, tools)))
 
     def ids(self, node: Node) -> Ids:
         """Prompt and output of a call: what any continuation of it begins with."""
         pieces: list[Ids] = []
         step: Node | None = node
+        trim = 0
         while step is not None and step.id not in self._prompts:
-            pieces += [step.output_ids, step.suffix_ids]
-            step = self._parent(step)
-        base = [] if step is None else [self._prompts[step.id]]
+            pieces += [_cut(step.output_ids, trim), step.suffix_ids]
+            trim, step = step.trim, self._parent(step)
+        base = [] if step is None else [_cut(self._prompts[step.id], trim)]
         whole = np.concatenate([*base, *reversed(pieces)]) if pieces else self._prompts[node.id]
         if len(whole) != node.prompt_len + len(node.output_ids):
             raise NodeError(
@@ -252,6 +275,19 @@ def _head(messages: tuple[Message, ...]) -> bytes:
     return hashlib.blake2b("\0".join(texts).encode(), digest_size=8).digest()
 
 
+def _begins_anew(history: str, appended: tuple[Message, ...]) -> bool:
+    """Whether a history policy follows the template here, which may print earlier turns differently."""
+    return history == "template" or (history == "tool_cycle" and any(each.role == "user" for each in appended))
+
+
+def _as_root(place: Place, *flags: str) -> Place:
+    return replace(place, parent=None, reason="template_history", appended=0, flags=(*place.flags, *flags))
+
+
+def _cut(ids: Ids, trim: int) -> Ids:
+    return ids[: len(ids) - trim]
+
+
 def _alone(message: Message) -> bytes:
     return hashlib.blake2b(message.canonical(), digest_size=16).digest()
 
@@ -265,6 +301,7 @@ def make_node(
     suffix_ids: Ids,
     output_ids: Ids,
     body_hash: bytes,
+    trim: int = 0,
 ) -> Node:
     """The node of a call that has just been answered."""
     return Node(
@@ -280,4 +317,5 @@ def make_node(
         body_hash=body_hash,
         delivered=False,
         head=place.head,
+        trim=trim,
     )

@@ -100,5 +100,6 @@ def _node(row: Any) -> Node:
         output_ids=as_ids(row.output_ids),
         body_hash=bytes.fromhex(hashes["body"]),
         delivered=row.delivered,
+        trim=hashes.get("trim", 0),
         head=bytes.fromhex(hashes.get("head", "")),
     )

@@ -19,6 +19,8 @@ class Limits:
     """How long a database that is away is waited for."""
     deliver_grace: float = 0.25
     """How long after an answer its delivery may still be on its way into the database."""
+    beat: float = 1.0
+    """How often a process says that it lives, and looks whether the gate moved if it was not told."""
     aside_chars: int = 8_000
     """Texts from this length on are rendered in a thread: the tokenizer takes about 0.7 ms for 1,000 characters."""
     aside_bytes: int = 512_000

@@ -16,9 +16,11 @@ import orjson
 from polar.engines import ENGINES
 from polar.engines.base import Engine, Passport
 from polar.errors import EngineError, SpecError
+from polar.proxy.unrendered import NoRenderer
 from polar.registry import load
 from polar.renderers import for_folder
 from polar.renderers.base import Renderer
+from polar.renderers.selftest import doubt_of
 from polar.topology import EngineSpec
 
 KEEPALIVE_SECONDS = 3.0
@@ -34,6 +36,10 @@ class EngineLink:
     engine: Engine
     passport: Passport
     renderer: Renderer
+    doubt: str | None = None
+    """Why the renderer's prompts cannot be trusted to be exact; None if its self-test went well."""
+    canonical: bool = False
+    """The engine renders and parses; `renderer` only counts and decodes."""
 
 
 class EnginePool:
@@ -68,11 +74,28 @@ class EnginePool:
             cls = load("engine", ENGINES, spec.engine, Engine)  # type: ignore[type-abstract]
             engine = cls(spec.base_url, self._http, model=spec.model)
             passport = await engine.passport()
+            if spec.mode == "canonical" or not cls.TAKES_IDS:
+                return await self._canonical(spec, engine, passport)
             folder = tokenizer_folder(spec, passport)
-            renderer = await asyncio.to_thread(for_folder, folder, spec.renderer)
+            renderer = await asyncio.to_thread(for_folder, folder, spec.renderer, spec.model or passport.model)
+            doubt = await asyncio.to_thread(doubt_of, renderer)
         except SpecError as error:
             raise EngineError(error.message, code="engine_setup") from error
-        return EngineLink(spec, engine, passport, renderer)
+        return EngineLink(spec, engine, passport, renderer, doubt)
+
+
+    async def _canonical(self, spec: EngineSpec, engine: Engine, passport: Passport) -> EngineLink:
+        if not engine.CHATS:
+            raise EngineError(
+                f"the {spec.engine} engine has no chat endpoint that Polar speaks: set `mode: token` for its lane",
+                code="engine_setup",
+            )
+        try:
+            folder = tokenizer_folder(spec, passport)
+            renderer = await asyncio.to_thread(for_folder, folder, spec.renderer, spec.model or passport.model)
+        except (EngineError, SpecError):
+            renderer = NoRenderer()
+        return EngineLink(spec, engine, passport, renderer, canonical=True)
 
 
 def tokenizer_folder(spec: EngineSpec, passport: Passport) -> Path:

@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from polar.engines.logprobs import right_kinds
 from polar.errors import BudgetError, EngineError
 from polar.messages import ModelRequest, Sampling, Tool
 from polar.models import now
 from polar.proxy.aside import aside
+from polar.proxy.canonical import prepared_chat
 from polar.proxy.flights import Asked
 from polar.proxy.ledger import Ledger, Place
 from polar.proxy.limits import Limits
@@ -27,19 +29,35 @@ UNKNOWN_CONTEXT = 32_768
 async def prepare(asked: Asked, link: EngineLink, ledger: Ledger, place: Place, limits: Limits) -> Prepared:
     """The prompt of a call and how it is sampled. Raises SessionError."""
     request = asked.request
+    if link.canonical:
+        prepared = prepared_chat(asked, link, place)
+        return replace(prepared, flags=logprob_flags(asked.caller, prepared.sampling))
     chars = sum(len(message.content) for message in request.messages[place.appended :])
     tools = offered(request)
-    prefix, suffix = await aside(
+    if asked.caller.strict and link.doubt:
+        raise EngineError(link.doubt, code="renderer_refused")
+    made = await aside(
         chars >= limits.aside_chars, lambda: ledger.prompt(place, request.messages, tools, link.renderer)
     )
-    prompt = np.concatenate([prefix, suffix])
+    prompt = np.concatenate([made.prefix, made.suffix])
     sampling, marks = task_sampling(request.sampling, asked.caller, link, len(prompt)), []
     if sampling.json_schema is not None and not link.passport.constrains:
         sampling = replace(sampling, json_schema=None)
         marks.append("response_format")
     if not link.renderer.SEES_IMAGES and any(message.images for message in request.messages):
         marks.append("images_unseen")
-    return Prepared(link, prompt, suffix, sampling, tuple(marks))
+    flags = logprob_flags(asked.caller, sampling)
+    return Prepared(link, prompt, made.suffix, sampling, made.place, made.trim, tuple(marks), flags)
+
+
+def logprob_flags(caller: Caller, sampling: Sampling) -> tuple[str, ...]:
+    """`raw_logprobs` where the engine's are not of the distribution that this call is drawn from.
+
+    A task that asks for such sampling is refused beforehand; of a harness that asks for it this tells."""
+    needed = right_kinds(sampling)
+    if needed is None or caller.logprob_kind not in ("raw", "tempered", "unknown"):
+        return ()
+    return () if caller.logprob_kind in needed[1] else ("raw_logprobs",)
 
 
 def within_budget(caller: Caller) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,18 +64,27 @@ SETTLED = (
 )
 """Columns that the end of a call writes; each is in every record, because they travel as one statement."""
 
+LEARNED = ("prompt_len", "suffix_ids")
+"""Written by the beginning, and by the end where only the engine knew them."""
+
 # A commit whose acknowledgement was lost is repeated: the row may be there.
 INTEND = f"""
     INSERT INTO completions ({", ".join(INTENDED)}, output_ids, policy_versions, engine, delivered)
     VALUES ({", ".join(f"%({name})s" for name in INTENDED)}, '', '[]', '{{}}', false) ON CONFLICT DO NOTHING
 """
-# What the beginning noted of a call stays, but for what its end knows better.
+# What the beginning noted of a call stays, but for what its end knows better: an engine that renders by itself says
+# only with its answer what the prompt was.
 SETTLE = f"""
     UPDATE completions SET {", ".join(f"{name} = %({name})s" for name in SETTLED if name != "parsed")},
-        parsed = parsed || %(parsed)s
+        parsed = parsed || %(parsed)s,
+        prompt_len = coalesce(%(prompt_len)s, prompt_len), suffix_ids = coalesce(%(suffix_ids)s, suffix_ids)
     WHERE id = %(key)s AND outcome = 'asked'
 """
 DELIVER = "UPDATE completions SET delivered = true WHERE id = %(key)s"
+MEDIA = """
+    INSERT INTO media (digest, media_type, data, created_at)
+    VALUES (%(digest)s, %(media_type)s, %(data)s, %(created_at)s) ON CONFLICT DO NOTHING
+"""
 FLAG = "UPDATE completions SET flags = flags || %(new)s WHERE id = %(key)s"
 # Rows are locked in the order of their ids first: two proxies whose batches name the same sessions must not
 # wait for each other.
@@ -106,7 +116,7 @@ class Record:
     """One thing to be written; `done` says whether it counts."""
 
     kind: str
-    """`intent`, `settle`, `delivered` or `flag`."""
+    """`intent`, `settle`, `delivered`, `flag` or `media`."""
     values: dict[str, Any]
     fence: Fence | None = None
     turns: int = 0
@@ -124,9 +134,10 @@ class Recorder:
         self._some = asyncio.Event()
         self._closing = False
 
-    async def intend(self, rows: list[dict[str, Any]]) -> None:
-        """Commit that these calls are about to be made."""
-        await asyncio.gather(*(self._put(Record("intent", row)) for row in rows))
+    async def intend(self, rows: list[dict[str, Any]], media: Iterable[dict[str, Any]] = ()) -> None:
+        """Commit that these calls are about to be made, and the pictures that they show."""
+        records = [*(Record("media", row) for row in media), *(Record("intent", row) for row in rows)]
+        await asyncio.gather(*(self._put(record) for record in records))
 
     async def settle(
         self, fence: Fence, completion_id: str, values: dict[str, Any], *, turns: int, tokens: int
@@ -218,13 +229,14 @@ def _lose(records: list[Record]) -> None:
 
 
 async def _commit(db: Connection, batch: list[Record]) -> set[Fence]:
-    kinds: dict[str, list[Record]] = {"intent": [], "settle": [], "delivered": [], "flag": []}
+    kinds: dict[str, list[Record]] = {"media": [], "intent": [], "settle": [], "delivered": [], "flag": []}
     for record in batch:
         kinds[record.kind].append(record)
     counts = await _charge(db, kinds["settle"]) if kinds["settle"] else set()
     settled = [_settled(record, counts) for record in kinds["settle"]]
     async with db.cursor() as cursor:
         for statement, rows in (
+            (MEDIA, sorted((record.values for record in kinds["media"]), key=lambda row: str(row["digest"]))),
             (INTEND, [record.values for record in kinds["intent"]]),
             (SETTLE, settled),
             (DELIVER, [record.values for record in kinds["delivered"]]),
@@ -271,7 +283,7 @@ def _settled(record: Record, counts: set[Fence]) -> dict[str, Any]:
         # The tokens were sampled and are kept, but no harness sees them and no builder may count them.
         error = {"code": "session_ended", "message": "the session moved on before the answer was there"}
         values = {**values, "outcome": "failed", "error": error}
-    return {"key": values["key"], **{name: values.get(name, _empty(name)) for name in SETTLED}}
+    return {"key": values["key"], **{name: values.get(name, _empty(name)) for name in (*SETTLED, *LEARNED)}}
 
 
 def _empty(name: str) -> Any:

@@ -5,6 +5,7 @@ Pure values; `recorder` writes them and `ledgers` reads them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,7 +15,7 @@ import orjson
 
 from polar.engines.base import Generation
 from polar.errors import SessionError
-from polar.messages import Answer, Message, Sampling
+from polar.messages import Answer, Message, ModelRequest, Sampling
 from polar.models import now
 from polar.proxy.bodies import Stored
 from polar.proxy.flights import Asked
@@ -34,8 +35,16 @@ class Prepared:
     suffix: Ids
     """The end of `prompt` that the parent does not cover."""
     sampling: Sampling
+    place: Place
+    """Where the call stands, now that its prompt is made."""
+    trim: int = 0
+    """How many ids at the end of its parent's output `prompt` does not keep."""
     marks: tuple[str, ...] = ()
     """What of the request this engine or model cannot do."""
+    flags: tuple[str, ...] = ()
+    """What the completion should say of what will come of it."""
+    chat: ModelRequest | None = None
+    """In canonical mode, what is sent instead of `prompt`."""
 
 
 def masked(body: bytes, secret: str) -> bytes:
@@ -67,6 +76,25 @@ def intent(
     }
 
 
+def media(place: Place, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Rows of the pictures that a call brings, and those before it did not."""
+    found = {}
+    for image in (image for message in messages[place.appended :] for image in message.images):
+        if (content := image.content()) is not None:
+            media_type, data = content
+            found[image.digest()] = {"digest": image.digest(), "media_type": media_type.replace("\0", ""), "data": data}
+    return [{**row, "created_at": now()} for row in found.values()]
+
+
+def pictured(place: Place, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Where the pictures stand that a call brings: of each its message, and the words in its place for a text model."""
+    return [
+        {"digest": image.digest(), "message": index, "start": image.start, "end": image.end}
+        for index, message in enumerate(messages[place.appended :], place.appended)
+        for image in message.images
+    ]
+
+
 def described(
     asked: Asked, prepared: Prepared | None, place: Place, body_hash: bytes, node: Node | None = None
 ) -> dict[str, Any]:
@@ -74,8 +102,10 @@ def described(
     return {
         "asked": asked.request.sampling.asked(),
         "sampled_with": prepared.sampling.asked() if prepared else {},
+        "history": asked.caller.history,
         "marks": [*asked.request.marks, *(prepared.marks if prepared else ())],
         **({"role_reason": asked.role.reason} if asked.role.reason else {}),
+        **({"images": images} if (images := pictured(place, asked.request.messages)) else {}),
         **({"n": asked.request.n} if asked.request.n > 1 else {}),
         "ledger": {
             "fingerprint": place.fingerprint.hex(),
@@ -83,6 +113,7 @@ def described(
             "body": body_hash.hex(),
             **({"served": node.served.hex()} if node else {}),
             **({"head": place.head.hex()} if place.head else {}),
+            **({"trim": prepared.trim} if prepared and prepared.trim else {}),
         },
     }
 

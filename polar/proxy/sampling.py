@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from polar.engines.base import Engine, Generation
 from polar.errors import EngineError
-from polar.messages import Sampling
+from polar.messages import ModelRequest, Sampling
 from polar.proxy.ledger import Ids
 
 T = TypeVar("T")
@@ -58,8 +58,11 @@ class EngineCall:
         timeout: float,
         abort_grace: float,
         heard: Callable[[list[int]], None] | None,
+        recalled: asyncio.Event | None = None,
+        chat: ModelRequest | None = None,
     ) -> None:
-        """`heard` is told of new ids as they come, where the engine streams them."""
+        """`heard` is told of new ids as they come, where the engine streams them; `recalled` ends the call early;
+        `chat` is sent instead of the prompt to an engine that renders by itself."""
         self._engine = engine
         self._prompt = prompt
         self._sampling = sampling
@@ -68,28 +71,39 @@ class EngineCall:
         self._timeout = timeout
         self._abort_grace = abort_grace
         self._heard = heard
+        self._recalled = recalled or asyncio.Event()
+        self._chat = chat
         self.tries = 0
 
     async def once(self) -> Generation:
-        """One try. Raises EngineError, and HungUpError with what was sampled."""
+        """One try; recalled, it gives what was sampled. Raises EngineError, and HungUpError with what was sampled."""
         request_id = f"{self._request_id}.{self.tries}"
         self.tries += 1
         sample = asyncio.create_task(self._sample(request_id))
         gone = asyncio.create_task(self._hangup.wait())
+        recalled = asyncio.create_task(self._recalled.wait())
         try:
-            await asyncio.wait({sample, gone}, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+            waits = {sample, gone, recalled}
+            await asyncio.wait(waits, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
             if sample.done():
                 return self._checked(sample.result())
             await self._engine.abort(request_id)
             await asyncio.wait({sample}, timeout=self._abort_grace)
-            if not self._hangup.is_set():
+            if self._hangup.is_set():
+                raise HungUpError(sample.result() if sample.done() and sample.exception() is None else None)
+            if not self._recalled.is_set():
                 raise EngineError(f"the engine took longer than {self._timeout:g} s", code="engine_timeout", status=504)
-            raise HungUpError(sample.result() if sample.done() and sample.exception() is None else None)
+            if not sample.done():
+                raise EngineError("the engine did not hand over what it had sampled", code="engine_aborted")
+            return self._checked(sample.result())
         finally:
             gone.cancel()
+            recalled.cancel()
             sample.cancel()
 
     async def _sample(self, request_id: str) -> Generation:
+        if self._chat is not None:
+            return await self._engine.chat(self._chat, self._sampling, request_id=request_id)
         if self._heard is None or not self._engine.STREAMS_IDS:
             return await self._engine.generate(self._prompt, self._sampling, request_id=request_id)
         async for item in self._engine.stream(self._prompt, self._sampling, request_id=request_id):
@@ -99,6 +113,10 @@ class EngineCall:
         raise EngineError("the engine's stream ended without an answer", code="engine_cut")
 
     def _checked(self, generation: Generation) -> Generation:
+        if self._chat is not None:
+            return generation  # whatever the engine made of the messages is its prompt
+        if generation.finish_reason == "abort" and not generation.output_ids:
+            return generation  # aborted in the queue, before the prompt was looked at
         seen = generation.prompt_tokens
         same = generation.prompt_ids is None or generation.prompt_ids == self._prompt.tolist()
         if not same or (seen is not None and seen != len(self._prompt)):

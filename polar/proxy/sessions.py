@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, func, select, true
 
 from polar.lifecycle import Stage, State
-from polar.models import Lane, RolloutSession, Task
+from polar.models import Lane, Policy, RolloutSession, Task
+from polar.proxy.gate import PolicyNow, policy_of
 from polar.proxy.reads import Reads
 
 
@@ -36,6 +37,14 @@ class Caller:
     lane: str | None
     engine: dict[str, Any] | None
     """The lane's EngineSpec; None if the lane is not registered."""
+    policy: PolicyNow
+    """As it is while this call begins."""
+    history: str = "sampled"
+    """The task's history policy."""
+    strict: bool = False
+    """The task takes no trace that is not exact."""
+    logprob_kind: str | None = None
+    """Of which distribution the lane's engine gives log-probabilities, as its passport has it."""
 
     def serves(self, model: str) -> bool:
         """Whether a call for a model of this name is answered: by default any is, and always by the policy."""
@@ -58,11 +67,18 @@ FIND = (
             "harness"
         ),
         Task.spec["agent"]["other_models"].label("other_models"),
+        func.coalesce(Task.spec["history"].as_string(), "sampled").label("history"),
+        func.coalesce(Task.spec["strict"].as_boolean(), False).label("strict"),
         RolloutSession.lane,
         Lane.engine,
+        Lane.passport["logprobs"].as_string().label("logprob_kind"),
+        Policy.version,
+        Policy.gate,
+        Policy.epoch,
     )
     .join(Task, Task.id == RolloutSession.task_pk)
     .outerjoin(Lane, Lane.name == RolloutSession.lane)
+    .outerjoin(Policy, true())
     .where(
         RolloutSession.key_hash == bindparam("key_hash"),
         RolloutSession.state == State.RUNNING,
@@ -77,4 +93,5 @@ async def find_caller(reads: Reads, key: str) -> Caller | None:
     if not found:
         return None
     values = found[0]._asdict()
-    return Caller(**{**values, "sampling": values["sampling"] or {}})
+    policy = policy_of(*(values.pop(name) for name in ("version", "gate", "epoch")))
+    return Caller(**{**values, "sampling": values["sampling"] or {}, "policy": policy})

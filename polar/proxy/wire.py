@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import psycopg
 
 from polar.dialects.base import BadRequest
-from polar.errors import AuthError, BudgetError, EngineError, LostLeaseError, NodeError
+from polar.errors import AuthError, BudgetError, EngineError, HarnessError, LostLeaseError, NodeError
 from polar.log import line
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER = 2
 """Seconds. The proxy itself has tried for longer by then."""
+LASTING = frozenset({"no_token_ids", "engine_altered_prompt", "engine_setup", "engine_unfit"})
+"""Faults of how a lane is set up: asking again changes nothing."""
 AWAY = frozenset({"engine_down", "engine_aborted"})
 
 
@@ -48,6 +50,8 @@ def wire_error(error: BaseException) -> WireError:
     if isinstance(error, EngineError):
         status = _engine_status(error)
         return WireError(status, "rate_limit_exceeded" if status == 429 else error.code, error.message)
+    if isinstance(error, HarnessError):
+        return WireError(400, error.code, error.message)
     if isinstance(error, NodeError):
         return WireError(503, error.code, error.message)
     if isinstance(error, psycopg.Error):
@@ -61,6 +65,8 @@ def _engine_status(error: EngineError) -> int:
     if error.status == 429:
         return 429
     if error.code == "context_length_exceeded" or (error.code == "engine_refused" and (error.status or 0) < 500):
+        return 400
+    if error.code in LASTING:
         return 400
     if error.code == "engine_timeout":
         return 504

@@ -159,7 +159,7 @@ class ScriptedEngine:
         rule = StopRule(request.params, self._eos, self.tokenizer)
         ids: list[int] = []
         finish = rule.check(ids)
-        for token in self.tokenizer.encode(answer.render(), add_special_tokens=False).ids:
+        for token in self._rest(request.prompt, self.tokenizer.encode(answer.render(), add_special_tokens=False).ids):
             if finish:
                 break
             if await self._aborted(request, pace):
@@ -174,6 +174,14 @@ class ScriptedEngine:
                 "stop" if answer.finish_reason == "tool_calls" else answer.finish_reason, message="scripted"
             )
         yield finish
+
+    def _rest(self, prompt: list[int], answer: list[int]) -> list[int]:
+        """The answer but for as much of its beginning as the prompt ends with, as a model goes on from where it is."""
+        size = len(self._turn)
+        begins = (at for at in range(len(prompt) - size, -1, -1) if prompt[at : at + size] == self._turn.tolist())
+        most = len(prompt) - next(begins, len(prompt))
+        there = (count for count in range(min(most, len(answer)), 0, -1) if prompt[-count:] == answer[:count])
+        return answer[next(there, 0) :]
 
     async def _aborted(self, request: Request, delay: float) -> bool:
         """Wait for the pace and for a pause to end; whether the request was aborted meanwhile."""

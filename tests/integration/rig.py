@@ -43,6 +43,11 @@ SCRIPTS = {
             "answers": [{"content": "one two three four five six seven " * 20}],
             "tokens_per_second": 30,
         },
+        {
+            "match": "steadily",
+            "answers": [{"content": "one two three four five six seven " * 10}],
+            "tokens_per_second": 30,
+        },
         {"match": "in JSON", "answers": [{"content": '{"sky": "blue"}'}]},
         {"match": "wait", "answers": [{"content": "waited"}], "latency_seconds": 1.0},
         {

@@ -32,7 +32,7 @@ class Conversation:
         completion_id = f"cmp-{self.count:024x}"
         request = ModelRequest("m", messages, tools)
         place = self.ledger.place(request)
-        prefix, suffix = self.ledger.prompt(place, messages, tools, RENDERER)
+        prompt = self.ledger.prompt(place, messages, tools, RENDERER)
         served = replace(
             answer,
             tool_calls=tuple(replace(call, id=anchor(completion_id, i)) for i, call in enumerate(answer.tool_calls)),
@@ -41,10 +41,10 @@ class Conversation:
         output = RENDERER.render((served,), ())[opening : -opening - 1]
         node = make_node(
             completion_id,
-            place,
+            prompt.place,
             served,
-            prompt_len=len(prefix) + len(suffix),
-            suffix_ids=suffix,
+            prompt_len=len(prompt.prefix) + len(prompt.suffix),
+            suffix_ids=prompt.suffix,
             output_ids=as_ids(output),
             body_hash=b"",
         )

@@ -62,6 +62,15 @@ def test_asking_again_gives_the_same_answer(engine: ScriptedEngine) -> None:
     assert ask(engine, ASK) == ask(engine, ASK)
 
 
+def test_a_prompt_that_ends_within_the_answer_gets_the_rest(engine: ScriptedEngine) -> None:
+    """Cut anywhere and asked to go on, as after a pause, the parts are the answer."""
+    prompt = engine.tokenizer.encode(ASK, add_special_tokens=False).ids
+    whole = asyncio.run(complete(engine, Request(prompt, PARAMS))).ids
+    for length in (1, 4, len(whole) - 1):
+        rest = asyncio.run(complete(engine, Request(prompt + whole[:length], PARAMS))).ids
+        assert whole[:length] + rest == whole
+
+
 def test_length_limit_cuts_an_answer(engine: ScriptedEngine) -> None:
     """max_new_tokens holds for scripted answers too."""
     text, kind = ask(engine, ASK, SamplingParams(max_new_tokens=2))
