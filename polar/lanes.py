@@ -31,6 +31,16 @@ def beat(db: Session, node: NodeSpec, lane: LaneSpec) -> None:
     )
 
 
+def note_passport(db: Session, name: str, passport: dict[str, Any]) -> None:
+    """Keep what was found out of a lane's engine."""
+    db.execute(update(Lane).where(Lane.name == name).values(passport=passport))
+
+
+def passport(db: Session, name: str) -> dict[str, Any]:
+    """What is known of a lane's engine; empty if nothing is."""
+    return db.scalar(select(Lane.passport).where(Lane.name == name)) or {}
+
+
 def alive(db: Session) -> list[Lane]:
     """Lanes that beat lately on nodes that are not draining."""
     after = now() - timedelta(seconds=LANE_ALIVE_SECONDS)

@@ -7,7 +7,7 @@ Strict: an unknown key is refused by its path. Lanes are Polar's addition; a nod
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -25,13 +25,19 @@ class EngineSpec(Part):
 
     engine: str = "sglang"
     base_url: str
+    mode: Literal["token", "canonical"] = "token"
+    """`token`: Polar renders and sends ids. `canonical`: the engine's chat endpoint renders, and says what it saw;
+    traces may then drift. An engine without a token endpoint is always canonical."""
     model: str | None = None
     """Name the engine serves; None: ask it."""
     tokenizer: str | None = None
     """Folder with tokenizer.json; None: ask the engine."""
     renderer: str = "auto"
-    """Model family's renderer; auto: from the tokenizer's folder."""
+    """Model family's renderer, such as `chatml` or `qwen3`; auto: by the tokenizer's folder and the model's name."""
     timeout_seconds: float = Field(default=900.0, gt=0)
+    parity_alarm: float = Field(default=1e-2, gt=0)
+    """Mean difference between recorded and recomputed log-probabilities from which on `polar parity` calls it wrong:
+    1e-2 suits half precision, 1e-4 single."""
 
 
 class LaneSpec(Part):

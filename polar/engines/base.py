@@ -9,14 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import aiohttp
 import numpy as np
 import numpy.typing as npt
 
-from polar.messages import FinishReason, Sampling
+from polar.errors import EngineError
+from polar.messages import FinishReason, Message, ModelRequest, Sampling
 
+LogprobKind = Literal["processed", "tempered", "raw", "unknown", "none"]
+"""Of which distribution an engine's log-probabilities are. `processed`: the one that the token was drawn from.
+`tempered`: before top-p, top-k and min-p cut it. `raw`: the model's own, at temperature 1. `unknown`: they are given,
+and the engine cannot be asked in a way that tells. `none`: there are none, or what is given is not one."""
 PromptIds = list[int] | npt.NDArray[np.int32]
 """The ledger keeps prompts as arrays, and a long one is sent without becoming a list first."""
 
@@ -40,11 +45,22 @@ class Generation:
     detail: str | None = None
     """What the engine says of an abort."""
     timings: dict[str, Any] = field(default_factory=dict)
+    message: Message | None = None
+    """Of a chat endpoint: the answer as the engine parsed it."""
+    output_tokens: int | None = None
+    """How many tokens were sampled, where the engine counts them and does not give them."""
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens were sampled."""
+        return len(self.output_ids) or self.output_tokens or 0
 
 
 @dataclass(frozen=True, slots=True)
 class Passport:
-    """What an engine can do, as found out by asking it; stored on the lane and shown."""
+    """What an engine can do, as found out by asking it; stored on the lane and shown.
+
+    `passport` says what the server tells of itself; the fields from `ids_in` on are only certain after a probe."""
 
     engine: str
     model: str
@@ -57,6 +73,18 @@ class Passport:
     """Can hold an answer to a JSON schema."""
     scripted: bool = False
     """Answers are replayed, not sampled; shown wherever its tokens are."""
+    images: bool = False
+    """Says of itself that its model reads pictures."""
+    ids_in: bool = True
+    """Takes the prompt as token ids."""
+    ids_out: bool = True
+    """Gives the ids that it sampled."""
+    logprobs: LogprobKind = "unknown"
+    weight_versions: bool = False
+    """Says which weights sampled which token."""
+    prompt_ids_back: bool = False
+    """Repeats the prompt ids that it was given, so that they can be compared."""
+    streams_ids: bool = False
 
 
 class Engine(ABC):
@@ -67,6 +95,13 @@ class Engine(ABC):
     """Has a token endpoint: the prompt it sees is the prompt we send."""
     STREAMS_IDS: ClassVar[bool] = False
     """`stream` yields as tokens are sampled; otherwise one piece at the end."""
+    CHATS: ClassVar[bool] = False
+    """Has a chat endpoint that `chat` speaks, for canonical mode."""
+    KEEPS_PARTIALS: ClassVar[bool] = True
+    """An aborted `generate` gives what was sampled until then; otherwise it is lost."""
+
+    PROCESSED_BY: ClassVar[str] = "take an engine whose log-probabilities are of the distribution it draws from"
+    """What to do so that its log-probabilities are `processed`; ends up in the middle of a sentence."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession, *, model: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -86,6 +121,15 @@ class Engine(ABC):
         self, prompt_ids: PromptIds, sampling: Sampling, *, request_id: str
     ) -> AsyncIterator[list[int] | Generation]:
         """New output ids as they come, then the whole Generation as the last item."""
+
+    async def chat(self, request: ModelRequest, sampling: Sampling, *, request_id: str) -> Generation:
+        """Answer messages, rendered and parsed by the engine itself; ids and log-probabilities where it gives them.
+
+        Raises EngineError."""
+        raise EngineError(
+            f"the {self.name} engine has no chat endpoint that Polar speaks: set `mode: token` for its lane",
+            code="engine_setup",
+        )
 
     @abstractmethod
     async def abort(self, request_id: str) -> None:

@@ -83,7 +83,6 @@ class EnginePool:
             raise EngineError(error.message, code="engine_setup") from error
         return EngineLink(spec, engine, passport, renderer, doubt)
 
-
     async def _canonical(self, spec: EngineSpec, engine: Engine, passport: Passport) -> EngineLink:
         if not engine.CHATS:
             raise EngineError(

@@ -1,4 +1,4 @@
-"""vLLM's HTTP surface: /v1/models, /v1/completions, /inference/v1/generate and the tokenizer routes.
+"""vLLM's HTTP surface: /v1/models, the completion and chat endpoints, /inference/v1/generate and the tokenizer routes.
 
 Field names and shapes are vLLM's; reading, refusing and running are in `wire`. /tokenize and /detokenize answer the
 fields of both engines, which do not collide.
@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import polar
+from polar.tiny_engine import chat
 from polar.tiny_engine.requests import Completion, Engine, Request, Token
 from polar.tiny_engine.wire import (
     BadRequest,
@@ -62,6 +64,20 @@ class CompletionBody(VLLMSampling):
     request_id: str | None = None
 
 
+class ChatBody(VLLMSampling):
+    """The body of /v1/chat/completions. `logprobs` is a switch here."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    model: str | None = None
+    stream: bool = False
+    max_completion_tokens: int | None = Field(default=None, ge=0)
+    logprobs: bool = False
+    return_token_ids: bool = False
+    request_id: str | None = None
+
+
 class TokenGenerateBody(BaseModel):
     """The body of /inference/v1/generate."""
 
@@ -70,6 +86,8 @@ class TokenGenerateBody(BaseModel):
     sampling_params: VLLMSampling = Field(default_factory=VLLMSampling)
     model: str | None = None
     stream: bool = False
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
+    return_token_ids: bool = False
     request_id: str | None = None
 
 
@@ -123,6 +141,7 @@ class VLLMSurface:
         return [
             Route("/v1/models", self.models, methods=get),
             Route("/v1/completions", self.completions, methods=post),
+            Route("/v1/chat/completions", self.chat, methods=post),
             Route("/inference/v1/generate", self.generate, methods=post),
             Route("/version", self.version, methods=get),
             Route("/tokenize", self.tokenize, methods=post),
@@ -211,6 +230,52 @@ class VLLMSurface:
 
         return chunks
 
+    async def chat(self, http: HTTPRequest) -> Response:
+        """Answer messages, rendered by the checkpoint's template; whole, for a stream of it nobody here asks."""
+        body = await read_body(http, ChatBody)
+        if body.stream:
+            raise BadRequest("stream is not supported by this engine's chat endpoint", "stream")
+        tools = None if body.tool_choice == "none" else body.tools
+        try:
+            text = chat.render(Path(self.engine.info.model_path), body.messages, tools)
+        except chat.TemplateError as error:
+            raise BadRequest(str(error), "messages") from error
+        prompts, _ = prompts_of(self.engine, text, "messages")
+        rid = body.request_id or http.headers.get("x-request-id") or uuid.uuid4().hex
+        if body.max_tokens is None:
+            body.max_tokens = body.max_completion_tokens
+        if body.max_tokens is None:
+            body.max_tokens = max(1, self.engine.info.context_length - len(prompts[0]))
+        done = await complete_all(
+            http, self.engine, self._requests(body.model, prompts, body, rid, ("messages", "max_tokens"))
+        )
+        answer = {
+            "id": f"chatcmpl-{rid}", "object": "chat.completion", "created": int(time.time()),
+            "model": self.engine.info.name, "usage": usage(done, 1),
+            "prompt_token_ids": prompts[0] if body.return_token_ids else None,
+        }  # fmt: skip
+        return json_response({**answer, "choices": [self._chat_choice(body, i, each) for i, each in enumerate(done)]})
+
+    def _chat_choice(self, body: ChatBody, index: int, state: Completion) -> dict[str, Any]:
+        message = chat.read(
+            state.text(self.engine.tokenizer, skip_special_tokens=False),
+            bool(body.tools) and body.tool_choice != "none",
+        )
+        kind = state.finish.kind if state.finish else None
+        matched = state.finish.matched if state.finish else None
+        content = [{"token": self._text_of(t), "logprob": t.logprob, "top_logprobs": []} for t in state.tokens]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": {"content": content} if body.logprobs else None,
+            "finish_reason": "tool_calls" if kind == "stop" and "tool_calls" in message else kind,
+            "stop_reason": matched if self._named_stop(body, matched) else None,
+            "token_ids": state.ids if body.return_token_ids else None,
+        }
+
+    def _text_of(self, token: Token) -> str:
+        return str(self.engine.tokenizer.decode([token.id], skip_special_tokens=False))
+
     async def generate(self, http: HTTPRequest) -> Response:
         """Continue ids, with nothing but ids in the answer."""
         body = await read_body(http, TokenGenerateBody)
@@ -221,28 +286,36 @@ class VLLMSurface:
         requests = self._requests(body.model, prompts, sampling, rid, fields)
         if body.stream:
             delta = Delta(self.engine, sampling)
+            told = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
 
             def chunk(state: Completion) -> Iterator[dict[str, Any]]:
                 _, tokens, _ = delta.take(state)
                 if tokens or state.finish:
-                    yield {"request_id": rid, "choices": [self._generate_choice(sampling, 0, state, tokens)]}
+                    choice = self._generate_choice(sampling, 0, state, tokens)
+                    yield {"request_id": rid, "choices": [choice], **told}
+                    told.clear()
+                if state.finish and body.stream_options.include_usage:
+                    yield {"request_id": rid, "choices": [], "usage": usage([state], 1)}
 
             return event_stream(self.engine, requests, chunk)
         done = await complete_all(http, self.engine, requests)
         choices = [self._generate_choice(sampling, i, state, state.tokens) for i, state in enumerate(done)]
-        answer = {"request_id": rid, "choices": choices, "usage": usage(done, 1)}
+        answer: dict[str, Any] = {"request_id": rid, "choices": choices, "usage": usage(done, 1)}
+        answer["prompt_token_ids"] = body.token_ids if body.return_token_ids else None
         return json_response({**answer, "prompt_logprobs": self._prompt_logprobs(done[0])})
 
     def _generate_choice(
         self, sampling: VLLMSampling, index: int, state: Completion, tokens: list[Token]
     ) -> dict[str, Any]:
         content = [{"token_id": t.id, "token": f"token_id:{t.id}", "logprob": t.logprob} for t in tokens]
+        matched = state.finish.matched if state.finish else None
         return {
             "index": index,
             "token_ids": [token.id for token in tokens],
             "logprobs": {"content": content} if sampling.logprobs is not None else None,
             "finish_reason": state.finish.kind if state.finish else None,
-            "weight_versions": state.spans(),
+            "stop_reason": matched if self._named_stop(sampling, matched) else None,
+            "weight_versions": state.spans() if state.finish else None,
         }
 
     def _requests(

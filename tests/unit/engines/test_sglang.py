@@ -101,6 +101,7 @@ def test_what_is_sent() -> None:
         "input_ids": [1, 2, 3],
         "sampling_params": {"sampling_seed": 4, "stop": ["x"]},
         "return_logprob": True,
+        "return_prompt_token_ids": True,
         "rid": "r",
     }
 
@@ -111,7 +112,6 @@ def test_what_is_sent() -> None:
         (b"not json", "not JSON"),
         ([], "not a JSON object"),
         ({}, "meta_info"),
-        (without("output_ids"), "output_ids"),
         (without("meta_info", "finish_reason"), "finish_reason"),
         (without("meta_info", "output_token_logprobs"), "output_token_logprobs"),
         ({**GOOD, "output_ids": [7]}, "output_token_logprobs"),
