@@ -22,7 +22,7 @@ up: $(VENV)/.ready ## Start all of Polar on this machine
 	$(BIN)/polar up
 
 test: $(VENV)/.ready ## Set up and run the tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 test-unit: $(VENV)/.ready ## The quick tests only
 	$(BIN)/pytest tests/unit tests/contracts tests/test_architecture.py
