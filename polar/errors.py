@@ -4,6 +4,7 @@
     ├── SpecError           the trainer asked for something that cannot be           blame: trainer
     ├── ConflictError       the trainer asked for something that already is          blame: trainer
     ├── NotFoundError       the trainer asked for something that is not              blame: trainer
+    ├── LimitError          the trainer has as much open as its key may have         blame: trainer
     ├── LostLeaseError      another worker moved this session on; stop, say nothing  blame: none
     └── SessionError        a session ends, or is tried again, because of this
         ├── NodeError           this machine: disk, database, a worker that died     blame: node
@@ -69,6 +70,18 @@ class NotFoundError(PolarError):
 
     code = "not_found"
     http_status = 404
+
+
+class LimitError(PolarError):
+    """As much is open as may be; it can be asked again after `retry_after` seconds. `detail` has the figures."""
+
+    code = "too_many_open"
+    http_status = 429
+    retry_after = 5
+
+    def __init__(self, message: str, *, code: str | None = None, detail: dict[str, Any] | None = None) -> None:
+        super().__init__(message, code=code)
+        self.detail = detail or {}
 
 
 class AuthError(PolarError):

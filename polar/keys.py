@@ -33,7 +33,12 @@ def ensure(db: Session, name: str, key: str, scopes: Sequence[str] = SCOPES) -> 
         db.add(ApiKey(name=name, key_hash=hashed(key), scopes=list(scopes)))
 
 
+def find(db: Session, key: str) -> ApiKey | None:
+    """The row of a key; None if it is unknown or revoked."""
+    return db.scalar(select(ApiKey).where(ApiKey.key_hash == hashed(key), ApiKey.revoked_at.is_(None)))
+
+
 def scopes_of(db: Session, key: str) -> frozenset[str]:
     """What a key may do; nothing if it is unknown or revoked."""
-    found = db.scalar(select(ApiKey.scopes).where(ApiKey.key_hash == hashed(key), ApiKey.revoked_at.is_(None)))
-    return frozenset(found or ())
+    found = find(db, key)
+    return frozenset(found.scopes if found else ())

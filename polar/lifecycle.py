@@ -84,7 +84,9 @@ def next_stage(stage: str) -> Stage | None:
 # ── opening ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def submit(db: Session, request: TaskRequest) -> Task:
+def submit(
+    db: Session, request: TaskRequest, key_id: uuid.UUID | None = None, idempotency_key: str | None = None
+) -> Task:
     """Persist a task and its sessions, queued. Raises ConflictError while a task of that name runs."""
     holder = db.scalar(select(Task).where(Task.task_id == request.task_id, Task.current).with_for_update())
     if holder is not None:
@@ -98,6 +100,9 @@ def submit(db: Session, request: TaskRequest) -> Task:
         spec=request.model_dump(mode="json"),
         priority=request.dispatch_priority,
         num_samples=request.num_samples,
+        key_id=key_id,
+        idempotency_key=idempotency_key,
+        group_id=request.group_id,
     )
     db.add(task)
     db.flush()  # the bulk insert below needs the row it refers to
@@ -379,6 +384,7 @@ def _end(
     values |= {"lease_until": None, "worker": None, "key_hash": None}
     _guarded(db, session, values)
     record(db, [session.id], move, session.stage, state, session.attempt, worker, error or {})
+    _owe(db, task, "session", session.id)
     if state is State.COMPLETED and _enough(db, task):
         for other in task.sessions:
             cancel(db, other, "enough usable sessions are in")
@@ -414,8 +420,14 @@ def _settle(db: Session, task: Task) -> None:
     if task.state == TaskState.RUNNING:
         done = counts.get(State.COMPLETED, 0) > 0
         task.state = TaskState.COMPLETED if done else TaskState.FAILED
-    if task.spec.get("callback_url"):
-        db.add(Delivery(task_pk=task.id, url=task.spec["callback_url"]))
+    _owe(db, task, "task")
+
+
+def _owe(db: Session, task: Task, event: str, session_id: str | None = None) -> None:
+    """Part of the transaction that ends it: a callback is owed exactly if the end is committed."""
+    url = task.spec.get("callback_url")
+    if url and event in task.spec.get("callback_events", ("task",)):
+        db.add(Delivery(task_pk=task.id, session_id=session_id, url=url))
 
 
 def _timing_after_run(session: RolloutSession, moment: datetime) -> dict[str, Any]:

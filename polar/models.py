@@ -37,6 +37,10 @@ class Task(Model):
     __table_args__ = (
         Index("tasks_current_name", "task_id", unique=True, postgresql_where=text("current")),
         Index("tasks_recent", "created_at"),
+        Index("tasks_name", "task_id"),
+        Index("tasks_open", "key_id", postgresql_where=text("ended_at IS NULL")),
+        Index("tasks_group", "group_id", postgresql_where=text("group_id IS NOT NULL")),
+        Index("tasks_repeated", "idempotency_key", postgresql_where=text("idempotency_key IS NOT NULL")),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
@@ -48,6 +52,11 @@ class Task(Model):
     priority: Mapped[int] = mapped_column(default=0)
     num_samples: Mapped[int]
     error: Mapped[str | None]
+    key_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("api_keys.id", ondelete="SET NULL"))
+    """The API key that submitted it; None where the API asks for no key."""
+    idempotency_key: Mapped[str | None]
+    group_id: Mapped[str | None]
+    """`metadata.group_id` as text, where an index finds it."""
     created_at: Mapped[datetime] = mapped_column(default=now)
     updated_at: Mapped[datetime] = mapped_column(default=now)
     ended_at: Mapped[datetime | None]
@@ -63,6 +72,13 @@ class RolloutSession(Model):
         Index("sessions_open", "stage", "state", "lane", postgresql_where=text("ended_at IS NULL")),
         Index("sessions_key", "key_hash", unique=True, postgresql_where=text("key_hash IS NOT NULL")),
         Index("sessions_leftover", "node_id", postgresql_where=text("runtimes <> '{}'::jsonb")),
+        Index("sessions_feed", "feed_number", unique=True, postgresql_where=text("feed_number IS NOT NULL")),
+        Index(
+            "sessions_unnumbered",
+            "ended_at",
+            "id",
+            postgresql_where=text("ended_at IS NOT NULL AND feed_number IS NULL"),
+        ),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -101,6 +117,8 @@ class RolloutSession(Model):
     """Milliseconds: {stage: {"queued_ms": …, "run_ms": …}}."""
     created_at: Mapped[datetime] = mapped_column(default=now)
     ended_at: Mapped[datetime | None]
+    feed_number: Mapped[int | None] = mapped_column(BigInteger)
+    """Place in the results feed, given after the end is committed; who gives it is `delivery.feed`'s affair."""
     task: Mapped[Task] = relationship(back_populates="sessions")
 
 
@@ -290,13 +308,14 @@ class ApiKey(Model):
 
 
 class Delivery(Model):
-    """A webhook that is owed: kept until acknowledged or expired."""
+    """A webhook that is owed: kept until acknowledged or expired. Of a session if it names one, else of its task."""
 
     __tablename__ = "deliveries"
     __table_args__ = (Index("deliveries_due", "next_at", postgresql_where=text("ended_at IS NULL")),)
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
     task_pk: Mapped[uuid.UUID] = mapped_column(ForeignKey("tasks.id", ondelete="CASCADE"))
+    session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
     url: Mapped[str]
     attempts: Mapped[int] = mapped_column(default=0)
     next_at: Mapped[datetime] = mapped_column(default=now)
@@ -304,3 +323,25 @@ class Delivery(Model):
     last_error: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(default=now)
     ended_at: Mapped[datetime | None]
+
+
+class Feed(Model):
+    """The end of the results feed: one row or none yet. Whoever numbers sessions holds it."""
+
+    __tablename__ = "feed"
+    __table_args__ = (CheckConstraint("id = 1", name="feed_is_one_row"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, default=1)
+    last: Mapped[int] = mapped_column(BigInteger, default=0)
+    """The highest number that was given."""
+
+
+class Consumer(Model):
+    """A named reader of the results feed, and how far it has acknowledged."""
+
+    __tablename__ = "consumers"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    cursor: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    updated_at: Mapped[datetime] = mapped_column(default=now)

@@ -40,9 +40,15 @@ def session(db: Session, session_id: str) -> RolloutSession:
     return found
 
 
-def sessions_of(db: Session, task_pk: uuid.UUID) -> Sequence[RolloutSession]:
+def sessions_of(
+    db: Session, task_pk: uuid.UUID, *, after: int = -1, limit: int | None = None
+) -> Sequence[RolloutSession]:
+    """In the order of their numbers, from the one that follows `after` on."""
     return db.scalars(
-        select(RolloutSession).where(RolloutSession.task_pk == task_pk).order_by(RolloutSession.number)
+        select(RolloutSession)
+        .where(RolloutSession.task_pk == task_pk, RolloutSession.number > after)
+        .order_by(RolloutSession.number)
+        .limit(limit)
     ).all()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import uuid
 from dataclasses import dataclass
 
 from sqlalchemy import func, select
@@ -33,14 +34,14 @@ class Opened:
     api_key: str
 
 
-def open_session(db: Session, request: TaskRequest) -> Opened:
+def open_session(db: Session, request: TaskRequest, key_id: uuid.UUID | None = None) -> Opened:
     """Persist a task of one session that is executing already, on the lane with the fewest. Raises NodeError."""
     allowed = [lane for lane in lanes.alive(db) if request.lanes is None or lane.name in request.lanes]
     if not allowed:
         raise NodeError("no lane is alive that could record this session", code="no_lane")
     held = _held(db)
     lane = min(allowed, key=lambda each: (held.get(each.name, 0), each.name))
-    task = lifecycle.submit(db, request)
+    task = lifecycle.submit(db, request, key_id)
     session = db.scalars(select(RolloutSession).where(RolloutSession.task_pk == task.id)).one()
     key = "sk-polar-" + secrets.token_urlsafe(32)
     lifecycle.adopt(db, session, lane, hashlib.sha256(key.encode()).digest())

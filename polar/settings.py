@@ -38,7 +38,15 @@ class Settings:
     auth: str = "required"
     """`required`: the REST API wants a key. `open`: it does not; for a machine of one's own."""
     control_token: str = ""
-    """Shared secret that signs webhooks and node calls."""
+    """Shared secret of calls between Polar's own processes."""
+    webhook_secret: str = ""
+    """Secret that signs callbacks. Empty: they are not signed; `polar up` makes one."""
+    callback_allow: str = ""
+    """Hosts that callbacks may go to, comma-separated; `*.example.com` is every host below that. Empty: any."""
+    max_open_tasks: int = 10_000
+    """Tasks that one API key may have running. 0: any number."""
+    max_open_sessions: int = 200_000
+    """Sessions of one API key that have not ended. 0: any number."""
     max_body_mb: int = 64
     """Largest request body that the API and the proxy take, in MiB."""
     api_threads: int = 8

@@ -1,4 +1,4 @@
-"""The sweeper: frees what dead workers held, ends what is overdue, wakes what was forgotten.
+"""The sweeper: frees what dead workers held, ends what is overdue, wakes what was forgotten, numbers what ended.
 
 Runs every few seconds from beat; harmless when several run at once (rows are locked, moves are guarded).
 """
@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from polar import lanes, lifecycle, placement, recording
 from polar.db import after_commit, transaction
+from polar.delivery import feed
 from polar.dispatch import Dispatcher
 from polar.errors import NodeError
 from polar.lifecycle import State
@@ -34,6 +35,7 @@ def sweep(database: Engine, dispatcher: Dispatcher) -> dict[str, int]:
             after_commit(db, partial(dispatcher.wake, session.id, session.stage, str(session.lane)))
             counts["woken"] += 1
         names = [lane.name for lane in lanes.alive(db)]
+    counts["numbered"] = feed.number_ended(database)
     for name in names:
         dispatcher.look(name)
     if any(counts.values()):

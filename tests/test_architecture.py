@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS: list[set[str]] = [
     {"spec", "messages", "dispatch", "settings", "topology", "registry", "log", "errors", "__init__"},
     {"lifecycle", "placement", "recording", "models", "db", "lanes", "leases", "queries", "keys"}
-    | {"bodies", "embedded", "policy", "staleness", "tiny_engine"},
+    | {"admission", "bodies", "embedded", "policy", "staleness", "tiny_engine"},
     {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards", "scoring"},
     {"stages", "delivery", "sweep"},
     {"cli", "api", "admin", "proxy", "__main__"},

@@ -21,7 +21,7 @@ def sweep() -> None:
 
 @app.task(name="polar.deliver", expires=DELIVER_SECONDS)
 def deliver() -> None:
-    deliver_due(database(), wire.task_result, settings.control_token)
+    deliver_due(database(), wire.callback_body, settings.webhook_secret, settings.callback_allow)
 
 
 app.conf.beat_schedule = {

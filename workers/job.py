@@ -31,6 +31,7 @@ from polar.topology import Topology, load_topology, single_node
 SWEEP_QUEUE = "sweep"
 NO_QUEUE = "no-lane-named"
 BEAT_SECONDS = 5.0
+LOOK_SECONDS = 10.0
 settings = Settings.load()
 logger = logging.getLogger(__name__)
 
@@ -150,6 +151,8 @@ def _start_beating(sender: Any, **_: Any) -> None:
     names = {lane_of(queue) for queue in sender.app.amqp.queues.consume_from if queue != SWEEP_QUEUE}
     if names:
         threading.Thread(target=_beat, args=(sorted(names),), name="lane-beat", daemon=True).start()
+        # Apart from the beat: an engine that is slow to answer must not make its lane look dead.
+        threading.Thread(target=_look_at_engines, args=(sorted(names),), name="engine-look", daemon=True).start()
 
 
 def _beat(names: list[str]) -> None:
@@ -165,3 +168,14 @@ def _beat(names: list[str]) -> None:
                 logger.warning(log.line("lane could not beat", lane=name, error=type(error).__name__))
         first = False
         pause.wait(BEAT_SECONDS)
+
+
+def _look_at_engines(names: list[str]) -> None:
+    pause = threading.Event()
+    while True:
+        for name in names:
+            try:
+                lane(name).look_at_engine()
+            except SQLAlchemyError as error:
+                logger.warning(log.line("engine could not be noted", lane=name, error=type(error).__name__))
+        pause.wait(LOOK_SECONDS)

@@ -12,7 +12,7 @@ import orjson
 from flask import Flask
 from flask.json.provider import JSONProvider
 
-from polar.api import auth, nodes, policy, problems, recorder, sessions, tasks
+from polar.api import auth, nodes, policy, problems, recorder, results, sessions, tasks
 from polar.db import connect
 from polar.dispatch import Dispatcher
 from polar.settings import Settings
@@ -39,6 +39,7 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> Flask:
     problems.register(app)
     auth.register(app)
     app.register_blueprint(tasks.blueprint)
+    app.register_blueprint(results.blueprint)
     app.register_blueprint(sessions.blueprint)
     app.register_blueprint(recorder.blueprint)
     app.register_blueprint(nodes.blueprint)

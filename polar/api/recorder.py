@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import uuid
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from flask import Blueprint, Response, current_app, jsonify, request
 from pydantic import Field, ValidationError
 from sqlalchemy import func, select
 
-from polar import lifecycle, queries, recording
-from polar.api import wire
-from polar.api.tasks import check_families, json_body, number
+from polar import admission, lifecycle, queries, recording
+from polar.api import auth, wire
+from polar.api.tasks import allowance, check_families, json_body, number
 from polar.db import after_commit, transaction
 from polar.errors import SpecError
 from polar.models import Completion
@@ -48,6 +48,7 @@ class RecorderRequest(Spec):
     strict: bool = False
     lanes: tuple[str, ...] | None = None
     callback_url: str | None = None
+    callback_events: tuple[Literal["task", "session"], ...] = ("task",)
     metadata: dict[str, Any] = {}
 
 
@@ -56,7 +57,8 @@ def open_session() -> Response:
     """A base URL and a key for a harness that Polar does not start."""
     task = _task(json_body() if request.get_data() else {})
     with transaction(current_app.config["DATABASE"]) as db:
-        opened = recording.open_session(db, task)
+        admission.admit(db, task, allowance(), auth.caller())
+        opened = recording.open_session(db, task, auth.caller())
         answer = _shown(opened.session, 0)
         answer |= {"base_url": opened.base_url, "api_key": opened.api_key}
         answer["base_urls"] = {

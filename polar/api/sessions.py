@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from polar.api import wire
 from polar.api.tasks import number
 from polar.bodies import Bodies, unpack
 from polar.db import transaction
-from polar.models import Completion
+from polar.errors import NotFoundError
+from polar.models import Completion, Media
 
 blueprint = Blueprint("sessions", __name__)
+SERVED_AS_IS = re.compile(r"image/(?:png|jpeg|gif|webp|avif|bmp)")
+"""Of the types that a harness may name: what no browser runs."""
 
 
 @blueprint.get("/rollout/session/<session_id>")
@@ -65,6 +69,18 @@ def completions(session_id: str) -> Response:
         bodies = Bodies(rows)
         shown = [_completion(row, bodies.read(row, db)) for row in rows]
         return jsonify({"completions": shown, "next": following})
+
+
+@blueprint.get("/rollout/media/<digest>")
+def media(digest: str) -> Response:
+    """A picture that a harness sent, as messages refer to it: `polar-media:<digest>`."""
+    with transaction(current_app.config["DATABASE"]) as db:
+        found = db.get(Media, digest)
+        if found is None:
+            raise NotFoundError(f"no picture {digest!r}")
+        served = found.media_type if SERVED_AS_IS.fullmatch(found.media_type) else "application/octet-stream"
+        headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
+        return Response(found.data, mimetype=served, headers=headers)
 
 
 def _completion(row: Completion, request: bytes) -> dict[str, Any]:

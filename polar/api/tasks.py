@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import orjson
 from flask import Blueprint, Response, current_app, jsonify, request
 
-from polar import builders, evaluators, harnesses, lanes, lifecycle, queries, runtimes
-from polar.api import wire
+from polar import admission, builders, evaluators, harnesses, lanes, lifecycle, queries, runtimes
+from polar.api import auth, wire
 from polar.db import after_commit, transaction
+from polar.delivery.callbacks import check_url
 from polar.errors import SpecError
 from polar.lifecycle import TaskState
-from polar.spec import TaskRequest, parse_task
+from polar.spec import MAX_SESSIONS_PER_TASK, TaskRequest, parse_task
 
 blueprint = Blueprint("tasks", __name__)
 POLL_SECONDS = 0.2
@@ -24,20 +26,34 @@ VIEWS = ("full", "summary")
 
 @blueprint.post("/rollout/task/submit")
 def submit() -> Response:
-    """Persist a task and wake the lanes; answered once it is committed."""
+    """Persist a task and wake the lanes; answered once it is committed.
+
+    With an Idempotency-Key, a submit that is sent again finds its task and makes no second one."""
     task = parse_task(json_body())
     check_families(task)
     dispatcher = current_app.config["DISPATCHER"]
+    key_id, sent = auth.caller(), request.headers.get("Idempotency-Key")
     with transaction(current_app.config["DATABASE"]) as db:
-        lifecycle.submit(db, task)
+        before = admission.admit(db, task, allowance(), key_id, sent)
+        if before is not None:
+            return jsonify({"task_id": before.task_id, "status": before.state, "duplicate": True})
+        lifecycle.submit(db, task, key_id, sent)
         for lane in lanes.alive(db):
             if task.lanes is None or lane.name in task.lanes:
                 after_commit(db, partial(dispatcher.look, lane.name))
     return jsonify({"task_id": task.task_id, "status": TaskState.RUNNING})
 
 
+def allowance() -> admission.Allowance:
+    """What the settings let one key have open."""
+    settings = current_app.config["POLAR"]
+    return admission.Allowance(settings.max_open_tasks, settings.max_open_sessions)
+
+
 def check_families(task: TaskRequest, *, started_here: bool = True) -> None:
-    """Everything that is named exists and can do what is asked. Raises SpecError."""
+    """Everything that is named exists, can do what is asked, and may be called. Raises SpecError."""
+    if task.callback_url is not None:
+        check_url(task.callback_url, current_app.config["POLAR"].callback_allow)
     if task.runtime is not None:
         runtimes.check(task.runtime)
     if not harnesses.create(task.agent).STARTED_HERE and started_here:
@@ -58,16 +74,22 @@ def json_body() -> Any:
 @blueprint.get("/rollout/task/<task_id>")
 def get_task(task_id: str) -> Response:
     """TaskStatus; `view=summary` leaves token arrays out, `wait=30` answers when the task ends or time is up."""
-    view = request.args.get("view", "full")
-    if view not in VIEWS:
-        raise SpecError.at("view", f"{view!r} is neither 'full' nor 'summary'")
+    full = view_is_full()
     end = time.monotonic() + min(number("wait", 0.0, low=0.0), MAX_WAIT_SECONDS)
     while True:
         with transaction(current_app.config["DATABASE"]) as db:
             task = queries.task(db, task_id)
             if task.ended_at is not None or time.monotonic() >= end:
-                return jsonify(wire.load_task_status(db, task, full=view == "full"))
+                return jsonify(wire.load_task_status(db, task, full=full))
         time.sleep(POLL_SECONDS)
+
+
+def view_is_full() -> bool:
+    """Whether `view` asks for token arrays. Raises SpecError."""
+    view = request.args.get("view", "full")
+    if view not in VIEWS:
+        raise SpecError.at("view", f"{view!r} is neither 'full' nor 'summary'")
+    return view == "full"
 
 
 @blueprint.delete("/rollout/task/<task_id>")
@@ -113,11 +135,14 @@ def list_tasks() -> Response:
 
 @blueprint.get("/tasks/<task_id>/sessions")
 def list_sessions(task_id: str) -> Response:
-    """A task's sessions as they are now."""
+    """A task's sessions as they are now: all, or with `limit` a page of them; `after` is the last page's `next`."""
+    limit, after = number("limit", None, low=1, high=MAX_SESSIONS_PER_TASK), int(number("after", -1))
     with transaction(current_app.config["DATABASE"]) as db:
         task = queries.task(db, task_id)
-        rows = [wire.session_row(each, task) for each in queries.sessions_of(db, task.id)]
-        return jsonify({"task_id": task_id, "sessions": rows, "status": task.state})
+        found = queries.sessions_of(db, task.id, after=after, limit=limit and int(limit))
+        rows = [wire.session_row(each, task) for each in found]
+        following = found[-1].number if limit and len(found) == int(limit) else None
+        return jsonify({"task_id": task_id, "sessions": rows, "status": task.state, "next": following})
 
 
 def number(name: str, default: Any, *, low: float | None = None, high: float | None = None) -> Any:
@@ -129,6 +154,8 @@ def number(name: str, default: Any, *, low: float | None = None, high: float | N
         value = float(raw)
     except ValueError:
         raise SpecError.at(name, f"{raw!r} is not a number") from None
+    if not math.isfinite(value):
+        raise SpecError.at(name, f"{raw!r} is not a number that can be asked for")
     if (low is not None and value < low) or (high is not None and value > high):
         raise SpecError.at(name, f"must be between {low:g} and {high:g}" if high else f"must be at least {low:g}")
     return value

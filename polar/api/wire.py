@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from polar import queries
 from polar.lifecycle import LANE_ALIVE_SECONDS, STAGES, Stage, State
-from polar.models import Lane, Node, RolloutSession, SessionEvent, Task, TraceRow, TrajectoryRow, now
+from polar.models import Delivery, Lane, Node, RolloutSession, SessionEvent, Task, TraceRow, TrajectoryRow, now
 from polar.queries import counts_at
 
 LIFTED_METADATA = ("group_id", "policy_version", "rollout_step")
@@ -177,6 +177,15 @@ def task_result(db: Session, task: Task) -> dict[str, Any]:
     """TaskResult of the original: what a callback carries."""
     whole = load_task_status(db, task)
     return {key: whole[key] for key in ("task_id", "status", "results", "result_paths")}
+
+
+def callback_body(db: Session, delivery: Delivery) -> dict[str, Any]:
+    """What a callback carries: a session's result if it is a session's, else the task's."""
+    if delivery.session_id is None:
+        return task_result(db, db.get_one(Task, delivery.task_pk))
+    session = db.get_one(RolloutSession, delivery.session_id)
+    found = queries.trajectories_of(db, [session.id]).get(session.id)
+    return session_result(session, session.task, found)
 
 
 def task_row(row: dict[str, Any], mean_traces: float | None) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,42 @@ class Client:
 
     def call(self, method: str, path: str, **options: Any) -> Any:
         try:
-            response = self._http.request(method, path, **options)
-        except httpx.TransportError as error:
-            hint = "start it with `polar up`, or name another with --rollout-url"
-            raise click.ClickException(f"Polar does not answer at {self.url} ({error}); {hint}") from None
-        if response.is_success:
-            return response.json()
-        raise click.ClickException(explain(response))
+            return self.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise self.problem(error) from None
+
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        """The same for a caller that tries again. Raises httpx.TransportError and httpx.HTTPStatusError."""
+        response = self._http.request(method, path, **options)
+        response.raise_for_status()
+        return response.json()
+
+    @contextmanager
+    def lines(self, path: str, **options: Any) -> Iterator[Iterator[bytes]]:
+        """The lines of an answer, as they come, each whole. Raises as `request` does, also in the middle."""
+        headers = {"Accept": "application/x-ndjson"}
+        with self._http.stream("GET", path, headers=headers, **options) as response:
+            if not response.is_success:
+                response.read()
+                response.raise_for_status()
+            yield _split(response.iter_bytes())
+
+    def problem(self, error: httpx.HTTPError) -> click.ClickException:
+        """What became of a request, in words."""
+        if isinstance(error, httpx.HTTPStatusError):
+            return click.ClickException(explain(error.response))
+        hint = "start it with `polar up`, or name another with --rollout-url"
+        return click.ClickException(f"Polar does not answer at {self.url} ({error}); {hint}")
+
+
+def _split(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    # At line feeds alone: texts inside may have other characters that end a line of text.
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+    if rest:
+        raise httpx.RemoteProtocolError("the answer ended in the middle of a line")
 
 
 def explain(response: httpx.Response) -> str:

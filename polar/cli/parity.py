@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from sqlalchemy.exc import SQLAlchemyError
 
 from polar.db import connect
 from polar.embedded import EmbeddedPostgres
@@ -28,8 +29,7 @@ def parity(config: Path | None, names: tuple[str, ...], tokens: int, alarm: floa
 
     Run it after weights were pushed: an engine can answer 200 to a push and go on with wrong weights."""
     settings = Settings.load()
-    url = settings.database_url or EmbeddedPostgres(settings.home_path / "postgres").url
-    database = connect(url, pool_size=1)
+    database = connect(_database_url(settings), pool_size=1)
     well = True
     for node in _topology(settings, config).gateway.nodes:
         for lane in node.lanes:
@@ -37,14 +37,29 @@ def parity(config: Path | None, names: tuple[str, ...], tokens: int, alarm: floa
                 continue
             try:
                 found = lane_parity(database, lane, tokens=tokens, alarm=alarm)
-            except EngineError as error:
+            except (EngineError, SQLAlchemyError) as error:
                 well = False
-                console.print(f"[red]bad[/red]  {lane.name:<12} {error.message}", soft_wrap=True)
+                console.print(f"[red]bad[/red]  {lane.name:<12} {str(error).splitlines()[0]}", soft_wrap=True)
                 continue
             well = well and (found.well or not found.tokens)
             console.print(f"{_mark(found)} {lane.name:<12} {_told(found)}", soft_wrap=True)
     database.dispose()
     raise SystemExit(0 if well else 1)
+
+
+def _database_url(settings: Settings) -> str:
+    """The database of the settings, or the one that `polar up` embeds while it runs. Raises ClickException."""
+    if settings.database_url:
+        return settings.database_url
+    data = settings.home_path / "postgres"
+    try:
+        # Postgres notes there which port it listens on; a server that is down leaves no such file.
+        port = int((data / "postmaster.pid").read_text().splitlines()[3])
+    except (OSError, IndexError, ValueError):
+        raise click.ClickException(
+            f"no Postgres runs in {data}: start `polar up`, or set POLAR_DATABASE_URL to your own"
+        ) from None
+    return EmbeddedPostgres(data, port).url
 
 
 def _topology(settings: Settings, config: Path | None) -> Topology:

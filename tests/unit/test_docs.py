@@ -8,18 +8,20 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from polar import cli
+from polar.builders import BUILDERS
 from polar.cli.client import load_task
 from polar.dialects import DIALECTS
 from polar.dialects.base import Dialect
 from polar.lifecycle import Stage, State
 from polar.registry import load
 from polar.settings import Settings
-from polar.spec import parse_task
+from polar.spec import TaskRequest, parse_task
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,3 +134,66 @@ def test_every_dialect_is_documented() -> None:
         member = load("dialect", DIALECTS, name, Dialect)  # type: ignore[type-abstract]
         assert f"| `{name}` |" in page
         assert any(route.path.rpartition(":")[2] in page for route in member.routes if route.kind == "generate")
+
+
+def test_every_flag_is_documented() -> None:
+    """docs/fidelity.md has each flag of the certificate with its sentence, and each that the proxy can put there."""
+    page = (ROOT / "docs/fidelity.md").read_text()
+    text = ast.get_docstring(ast.parse((ROOT / "polar/builders/certificate.py").read_text()))
+    assert text is not None
+    rows = re.findall(r"^    ([a-z_]+(?:, [a-z_]+)*) {2,}(.*)$", text, re.MULTILINE)
+    assert len(rows) > 25
+    for names, sentence in rows[1:]:
+        shown = ", ".join(f"`{name}`" for name in names.split(", "))
+        assert f"| {shown} | {sentence} |" in page
+    documented = {name for names, _ in rows for name in names.split(", ")} | set(
+        re.findall(r"^\| `(\w+)` \|", page, re.M)
+    )
+    assert raised_flags() - documented == set()
+
+
+def raised_flags() -> set[str]:
+    """Flags that the source puts on completions and traces."""
+    patterns = (
+        r'flags\.(?:append|add)\("([a-z_]+)"',
+        r'found\.add\("([a-z_]+)"',
+        r'\.flags, "([a-z_]+)"\)',
+        r'flags = \["([a-z_]+)"\]',
+        r'_as_root\(place, "([a-z_]+)"',
+        r'^FORGOTTEN = "([a-z_]+)"',
+    )
+    found: set[str] = set()
+    folders = ("proxy", "renderers", "builders", "engines")
+    for path in (path for folder in folders for path in (ROOT / "polar" / folder).glob("*.py")):
+        source = path.read_text()
+        found |= {name for pattern in patterns for name in re.findall(pattern, source, re.MULTILINE)}
+    assert len(found) > 15
+    return found
+
+
+def test_the_fidelity_page_names_tests_that_exist() -> None:
+    """Each test that docs/fidelity.md names is there."""
+    named = set(re.findall(r"`(test_[a-z_]+)`", (ROOT / "docs/fidelity.md").read_text()))
+    written: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        written |= set(re.findall(r"def (test_\w+)", path.read_text()))
+    assert len(named) > 25
+    assert named - written == set()
+
+
+def test_the_fidelity_page_has_every_field_and_policy() -> None:
+    """Each field of a certificate, and each of a task's history policies."""
+    page = (ROOT / "docs/fidelity.md").read_text()
+    source = (ROOT / "polar/builders/certificate.py").read_text()
+    for name in re.findall(
+        r'^        "([a-z_]+)": ', source[source.index("def certify") : source.index("def usable")], re.M
+    ):
+        assert f"| `{name}` |" in page
+    for policy in get_args(TaskRequest.model_fields["history"].annotation):
+        assert f"| `{policy}` |" in page
+
+
+def test_every_builder_is_documented() -> None:
+    """docs/builders.md has each strategy."""
+    page = (ROOT / "docs/builders.md").read_text()
+    assert all(f"`{name}`" in page for name in BUILDERS)

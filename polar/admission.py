@@ -1,0 +1,100 @@
+"""Whether a submit is taken: how much a key may have open, and the answer to a submit that is sent again.
+
+Both look first and write later, so submits of one key pass one at a time: the lock is held until the commit, and the
+next one counts what this one added. Callers without a key, where the API asks for none, count as one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, func, select, text
+from sqlalchemy.orm import Session
+
+from polar.errors import LimitError, SpecError
+from polar.models import RolloutSession, Task
+from polar.spec import TaskRequest
+
+LOCK_CLASS = 7_362
+LONGEST_IDEMPOTENCY_KEY = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one key may have open at once; 0 means any number."""
+
+    tasks: int = 0
+    sessions: int = 0
+
+
+def admit(
+    db: Session,
+    request: TaskRequest,
+    allowance: Allowance,
+    key_id: uuid.UUID | None = None,
+    idempotency_key: str | None = None,
+) -> Task | None:
+    """The task that this very submit made before, or None: then it may be made now, in this transaction.
+
+    Raises LimitError when the key has too much open, and SpecError for what waiting would not help."""
+    if idempotency_key is None and not allowance.tasks and not allowance.sessions:
+        return None
+    lock = text("SELECT pg_advisory_xact_lock(:class, hashtext(:key))")
+    db.execute(lock, {"class": LOCK_CLASS, "key": str(key_id or "")})
+    if idempotency_key is not None and (before := _made_before(db, request, key_id, idempotency_key)) is not None:
+        return before
+    _check_tasks(db, allowance.tasks, key_id)
+    _check_sessions(db, allowance.sessions, key_id, request.num_samples)
+    return None
+
+
+def _made_before(db: Session, request: TaskRequest, key_id: uuid.UUID | None, idempotency_key: str) -> Task | None:
+    if not 1 <= len(idempotency_key) <= LONGEST_IDEMPOTENCY_KEY:
+        raise SpecError.at("Idempotency-Key", f"must have 1 to {LONGEST_IDEMPOTENCY_KEY} characters")
+    found = db.scalar(
+        select(Task)
+        .where(Task.idempotency_key == idempotency_key, Task.key_id == key_id)
+        .order_by(Task.created_at.desc())
+        .limit(1)
+    )
+    # Compared as requests, not as bytes: a field that a newer Polar adds has its default in both.
+    if found is not None and TaskRequest.model_validate(found.spec) != request:
+        reason = f"was sent before with another body, for task {found.task_id!r}; take a new one for a new task"
+        raise SpecError(
+            f"Idempotency-Key: {reason}", errors=[("Idempotency-Key", reason)], code="idempotency_key_reused"
+        )
+    return found
+
+
+def _check_tasks(db: Session, limit: int, key_id: uuid.UUID | None) -> None:
+    if not limit:
+        return
+    count = db.scalar(select(func.count()).select_from(Task).where(*_open_of(key_id))) or 0
+    if count >= limit:
+        raise LimitError(
+            f"this API key has {count} tasks running, and may have {limit}; wait until some have ended",
+            code="too_many_open_tasks",
+            detail={"limit": limit, "open": count, "asked": 1},
+        )
+
+
+def _check_sessions(db: Session, limit: int, key_id: uuid.UUID | None, asked: int) -> None:
+    if not limit:
+        return
+    if asked > limit:
+        raise SpecError.at("num_samples", f"{asked} are more than one API key may have open, {limit}")
+    query = select(func.count()).select_from(RolloutSession).join(Task)
+    count = db.scalar(query.where(*_open_of(key_id), RolloutSession.ended_at.is_(None))) or 0
+    if count + asked > limit:
+        raise LimitError(
+            f"this API key has {count} sessions open, and may have {limit}: {asked} more do not fit; "
+            "wait until some have ended",
+            code="too_many_open_sessions",
+            detail={"limit": limit, "open": count, "asked": asked},
+        )
+
+
+def _open_of(key_id: uuid.UUID | None) -> tuple[ColumnElement[bool], ...]:
+    # `== None` becomes IS NULL; IS NOT DISTINCT FROM would say the same and use no index.
+    return (Task.ended_at.is_(None), Task.key_id == key_id)
