@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine, select
+import uvicorn
+from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from polar.api import create_app
-from polar.models import Media
+from polar.models import Lane, Media
 from polar.settings import Settings
 from polar.stages.calls import load_calls
 from tests.fakes.dispatcher import FakeDispatcher
-from tests.integration.rig import KEY, completions
+from tests.integration.rig import KEY, MODEL, completions, free_port, open_session, until
 
 pytestmark = pytest.mark.integration
 PNG = base64.b64decode(
@@ -73,3 +81,61 @@ def test_a_picture_that_is_none(database: Engine, proxy: str, session_id: str) -
     ask(proxy, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,@"}}]}])
     with Session(database) as db:
         assert db.scalars(select(Media)).all() == []
+
+
+PAD = 999
+"""The token that a picture becomes many of."""
+
+
+class VisionEngine:
+    """A chat endpoint of a model that sees pictures, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    async def card(self, request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "vision", "max_model_len": 1000, "root": str(MODEL)}]})
+
+    async def chat(self, request: Request) -> Response:
+        self.asked.append(await request.json())
+        choice = {
+            "message": {"role": "assistant", "content": "a"},
+            "finish_reason": "stop",
+            "token_ids": [64],
+            "logprobs": {"content": [{"token": "a", "logprob": -0.5}]},
+        }
+        prompt = [1, *[PAD] * 6, 2]
+        return JSONResponse({"choices": [choice], "prompt_token_ids": prompt, "usage": {"prompt_tokens": len(prompt)}})
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """Its address while inside."""
+        routes = [Route("/v1/models", self.card), Route("/v1/chat/completions", self.chat, methods=["POST"])]
+        config = uvicorn.Config(Starlette(routes=routes), port=free_port(), log_level="error")
+        server = uvicorn.Server(config)
+        thread = Thread(target=server.run)
+        thread.start()
+        until(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{config.port}"
+        finally:
+            server.should_exit = True
+            thread.join(10)
+
+
+def test_an_engine_that_sees(database: Engine, proxy: str) -> None:
+    """In canonical mode the engine gets the picture itself, and the ids that it made of it are on record."""
+    vision = VisionEngine()
+    with vision.serve() as url:
+        session_id = open_session(database, url)
+        with Session(database) as db, db.begin():
+            db.execute(update(Lane).values(engine={"base_url": url, "engine": "vllm", "mode": "canonical"}))
+        ask(proxy, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}]}])
+    assert vision.asked[0]["messages"][0]["content"] == [{"type": "image_url", "image_url": {"url": URL}}]
+    (row,) = completions(database)
+    assert row.parsed["marks"] == []
+    with Session(database) as db:
+        (call,) = load_calls(db, session_id, 1)
+        assert db.get(Media, DIGEST) is not None
+    assert call.prompt_ids.tolist() == [1, *[PAD] * 6, 2]
+    assert (call.output_ids.tolist(), row.parsed["images"][0]["digest"]) == ([64], DIGEST)
