@@ -114,17 +114,19 @@ class HTTPEngine(Engine):
         async with self._post(path, body, request_id) as reply:
             return json_object(await reply.read())
 
-    async def _events(self, reply: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-        """Server-sent events that are JSON objects; comments and the closing mark are left out."""
+    async def _events(
+        self, reply: aiohttp.ClientResponse, *, cumulative: bool = False
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Server-sent events that are JSON objects; comments and the closing mark are left out.
+
+        `cumulative`: each holds all that came before, so of those that come at once only the last is read."""
         buffer = b""
         async for chunk in reply.content.iter_any():
             buffer += chunk.replace(b"\r\n", b"\n")
             *events, buffer = buffer.split(b"\n\n")
-            for event in events:
-                lines = [line for line in event.split(b"\n") if line.startswith(b"data:")]
-                data = b"".join(lines).removeprefix(b"data:").strip()
-                if data and data != b"[DONE]":
-                    yield json_object(data)
+            found = [data for event in events if (data := _data(event)) and data != b"[DONE]"]
+            for data in found[-1:] if cumulative else found:
+                yield json_object(data)
 
     async def _get(self, *paths: str, needed: bool = True) -> dict[str, Any]:
         """The first of these paths that the server has; nothing if it has none and none is needed."""
@@ -164,6 +166,11 @@ class HTTPEngine(Engine):
             "itself, or `mode: canonical` for a lane that is not trained on"
         )
         return EngineError(message, code="no_token_ids")
+
+
+def _data(event: bytes) -> bytes:
+    lines = [line for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"".join(lines).removeprefix(b"data:").strip()
 
 
 def refused(status: int, text: str) -> EngineError:

@@ -56,10 +56,12 @@ class SGLangEngine(HTTPEngine):
     async def stream(
         self, prompt_ids: PromptIds, sampling: Sampling, *, request_id: str
     ) -> AsyncIterator[list[int] | Generation]:
-        body = self._body(prompt_ids, sampling, request_id) | {"stream": True}
+        # Each event would repeat the prompt's ids; how many there were it says anyway.
+        more = {"stream": True, "return_prompt_token_ids": False}
+        body = self._body(prompt_ids, sampling, request_id) | more
         seen, last = 0, None
         async with self._post("/generate", body) as reply:
-            async for event in self._events(reply):
+            async for event in self._events(reply, cumulative=True):
                 ids = event.get("output_ids")
                 if not isinstance(ids, list):
                     raise self._no_ids()

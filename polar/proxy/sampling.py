@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import numpy as np
+
 from polar.engines.base import Engine, Generation
 from polar.errors import EngineError
 from polar.messages import ModelRequest, Sampling
@@ -118,7 +120,7 @@ class EngineCall:
         if generation.finish_reason == "abort" and not generation.output_ids:
             return generation  # aborted in the queue, before the prompt was looked at
         seen = generation.prompt_tokens
-        same = generation.prompt_ids is None or generation.prompt_ids == self._prompt.tolist()
+        same = generation.prompt_ids is None or np.array_equal(self._prompt, generation.prompt_ids)
         if not same or (seen is not None and seen != len(self._prompt)):
             message = f"the engine saw another prompt than the {len(self._prompt)} ids it was sent"
             raise EngineError(message, code="engine_altered_prompt")
