@@ -94,7 +94,8 @@ class Flight:
         if len(self.pieces) > shown or self.task.done():
             return True
         try:
-            await asyncio.wait_for(self._news.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
         except TimeoutError:
             return False
         return True

@@ -39,7 +39,8 @@ async def patiently(action: Callable[[], Awaitable[T]], hangup: asyncio.Event, s
             if not error.retryable or clock() + pause > until:
                 raise
         try:
-            await asyncio.wait_for(hangup.wait(), pause)
+            async with asyncio.timeout(pause):
+                await hangup.wait()
         except TimeoutError:
             pause = min(pause * 2, LONGEST_PAUSE)
         else:

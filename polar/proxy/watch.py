@@ -83,8 +83,10 @@ class Watch:
                 logger.warning(line("the policy could not be read", error=type(error).__name__))
                 await asyncio.sleep(AGAIN)
                 continue
+            # Not wait_for, which may swallow a cancellation that comes together with the news, and go on for ever.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._gate.news.wait(), self._beat)
+                async with asyncio.timeout(self._beat):
+                    await self._gate.news.wait()
                 await asyncio.sleep(AT_ONCE)
 
     async def _look(self, told: Report) -> None:

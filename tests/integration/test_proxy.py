@@ -294,6 +294,18 @@ def test_refusals(database_url: str, session_id: str, path: str, body: bytes, st
     assert needle in reply.json()["error"]["message"]
 
 
+def test_it_stops_whenever_it_is_told(database_url: str) -> None:
+    """A proxy that is told to stop as it starts does, at whatever point of its beginning that comes."""
+    app = create_app(Settings(database_url=database_url))
+
+    async def live(seconds: float) -> None:
+        async with asyncio.timeout(10), app.router.lifespan_context(app):
+            await asyncio.sleep(seconds)
+
+    for step in range(60):
+        asyncio.run(live(step / 3000))
+
+
 def test_half_an_emoji(database: Engine, proxy: str, session_id: str) -> None:
     """Half a surrogate pair, as harnesses send that cut texts, does not cost the turn."""
     body = b'{"model": "m", "messages": [{"role": "user", "content": "cut \\ud83d here \\u0000"}]}'
