@@ -23,6 +23,7 @@ from polar.leases import LeaseKeeper
 from polar.lifecycle import Stage
 from polar.models import Completion, RolloutSession, Task
 from polar.models import Lane as LaneRow
+from polar.proxy.limits import Limits
 from polar.renderers import for_folder
 from polar.settings import Settings
 from polar.spec import parse_task
@@ -42,6 +43,7 @@ from tests.integration.rig import (
     ids,
     open_session,
     process,
+    serve,
     until,
 )
 from tests.integration.test_proxy import second_turn
@@ -185,11 +187,15 @@ def test_hang_up_in_canonical_mode(database: Engine, proxy: str, engine_url: str
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_ids_lost_on_the_way(database: Engine, proxy: str, routers: dict[str, str], kind: str, stream: bool) -> None:
+def test_ids_lost_on_the_way(
+    database: Engine, database_url: str, routers: dict[str, str], kind: str, stream: bool
+) -> None:
     """An answer without ids is a refusal that no harness tries again, and the record says whose fault it is."""
     open_session(database, routers["strips"])
     put_on(database, engine=kind, base_url=routers["strips"])
-    with pytest.raises(openai.BadRequestError, match="router in front of it strips them") as caught:
+    # Without the rig's early keep-alives, after the first of which an error has no status any more.
+    refusal = pytest.raises(openai.BadRequestError, match="router in front of it strips them")
+    with serve(database_url, Limits(retry=1.0)) as proxy, refusal as caught:
         client(proxy).chat.completions.create(model="m", messages=HELLO, max_tokens=8, stream=stream)
     assert caught.value.code == "no_token_ids"
     (row,) = completions(database)
