@@ -129,7 +129,7 @@ class Dialect(ABC):
 
     def recorded(self, kind: str, wire_id: str, earlier: Earlier | None, params: Mapping[str, str]) -> dict[str, Any]:
         """The body of a route of `kind` about an earlier answer. Raises BadRequest: 404 where `earlier` is None."""
-        raise NotImplementedError
+        raise BadRequest("earlier answers cannot be asked for in this dialect", status=404)
 
 
 class Stream(ABC):

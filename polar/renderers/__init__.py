@@ -29,7 +29,7 @@ def for_folder(folder: Path, name: str = "auto", model: str | None = None) -> Re
             if cls.fits(folder):
                 return cls(folder)
     # Imported here, so that only those who need a family pay for the library.
-    from polar.renderers.library import LibraryRenderer
+    from polar.renderers.packaged import LibraryRenderer
 
     try:
         return LibraryRenderer(folder, None if name == "auto" else name, model)

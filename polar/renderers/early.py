@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from polar.errors import HarnessError
 from polar.messages import Message, Tool, ToolCall
-from polar.renderers.library_pieces import THINKING
+from polar.renderers.packaged_pieces import THINKING
 
 if TYPE_CHECKING:
-    from polar.renderers.library import LibraryRenderer
+    from polar.renderers.packaged import LibraryRenderer
 
 CHOICES = (frozenset({"reasoning", "text"}), frozenset({"reasoning"}), frozenset({"text"}))
 TOOL = Tool("look", raw={"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}})

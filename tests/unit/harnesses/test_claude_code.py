@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polar import harnesses, runtimes
+from polar import harnesses
 from polar.errors import SpecError
-from polar.harnesses import Connection, Workplace
+from polar.harnesses import Workplace
 from polar.harnesses.claude_code import ClaudeCode
 from polar.harnesses.program import INSTRUCTION
 from polar.messages import Message, ModelRequest
-from polar.runtimes import Limits
-from polar.spec import AgentSpec, RuntimeSpec
+from polar.spec import AgentSpec
+from tests.unit.harnesses.rig import MCP
 
 REQUEST = ModelRequest("m", (Message("user", "a"),))
-MCP = [
-    {"name": "files", "transport": "stdio", "command": "serve", "args": ["--here"]},
-    {"name": "old", "transport": "sse", "url": "http://x/sse"},
-    {"name": "web", "transport": "streamable-http", "url": "http://x/mcp"},
-]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
-    """A workplace in a local runtime, where a program called claude says how it was called."""
-    runtime = runtimes.create(RuntimeSpec(backend="local"), "s", tmp_path / "workspace")
-    runtime.start(Limits())
-    yield Workplace(
-        runtime=runtime,
-        connection=Connection("http://127.0.0.1:9/s/key", "sk-key", "policy"),
-        instruction="-p is no option; it's $WHAT counts\n",
-        env={"SESSION_ID": "s"},
-        limits=Limits(30),
-        logs=tmp_path / "logs",
-        cache=tmp_path / "cache",
-    )
-    runtime.destroy()
 
 
 def made(settings: dict[str, Any] | None = None, **fields: Any) -> ClaudeCode:
@@ -87,7 +63,7 @@ def test_every_model_is_the_sessions(place: Workplace) -> None:
     """Whatever class of model it asks for, it asks the proxy for the session's; the task's own variables win."""
     env = made({"max_thinking_tokens": 0}, env={"CLAUDE_CODE_MAX_RETRIES": "0"}).env(place)
     models = {name: value for name, value in env.items() if name.startswith("ANTHROPIC_") and name.endswith("MODEL")}
-    assert set(models.values()) == {"policy"}
+    assert set(models.values()) == {place.connection.model}
     assert {"ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL"} <= models.keys()
     assert env["CLAUDE_CODE_SUBAGENT_MODEL"] == "policy"
     assert (env["ANTHROPIC_BASE_URL"], env["ANTHROPIC_API_KEY"]) == ("http://127.0.0.1:9/s/key", "sk-key")

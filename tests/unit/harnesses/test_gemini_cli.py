@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polar import harnesses, runtimes
+from polar import harnesses
 from polar.dialects.google_generate import GoogleGenerate
 from polar.errors import SpecError
-from polar.harnesses import Connection, Workplace
+from polar.harnesses import Workplace
 from polar.harnesses.gemini_cli import GeminiCLI
 from polar.harnesses.program import INSTRUCTION
-from polar.runtimes import Limits
-from polar.spec import AgentSpec, RuntimeSpec
+from polar.spec import AgentSpec
+from tests.unit.harnesses.rig import MCP
 
-MCP = [
-    {"name": "files", "transport": "stdio", "command": "serve", "args": ["--here"]},
-    {"name": "old", "transport": "sse", "url": "http://x/sse"},
-    {"name": "web", "transport": "streamable-http", "url": "http://x/mcp"},
-]
 USER = {"role": "user", "parts": [{"text": "a"}]}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
-    """A workplace in a local runtime."""
-    runtime = runtimes.create(RuntimeSpec(backend="local"), "s", tmp_path / "workspace")
-    runtime.start(Limits())
-    yield Workplace(
-        runtime=runtime,
-        connection=Connection("http://127.0.0.1:9/s/key", "sk-key", "org/policy"),
-        instruction="--prompt is no option; it's $WHAT counts\n",
-        env={"SESSION_ID": "s"},
-        limits=Limits(30),
-        logs=tmp_path / "logs",
-        cache=tmp_path / "cache",
-    )
-    runtime.destroy()
 
 
 def made(settings: dict[str, Any] | None = None, **fields: Any) -> GeminiCLI:

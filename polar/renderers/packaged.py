@@ -21,7 +21,7 @@ from polar.renderers.early import early_parts
 from polar.renderers.families import LOOK, PROBES, THINKING_ALOUD, eos_of, families, family_by_name, named_in, printed
 from polar.renderers.guard import MARK, GuardedTokenizer
 from polar.renderers.layout import Vocabulary
-from polar.renderers.library_pieces import THINKING, LibraryPieces
+from polar.renderers.packaged_pieces import THINKING, LibraryPieces
 
 FAULTS = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError, OSError, ImportError)
 """What the library raises where a family cannot be had, or a history cannot be printed or read."""

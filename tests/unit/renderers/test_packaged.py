@@ -16,7 +16,7 @@ from polar.renderers.base import Renderer
 from polar.renderers.early import early_parts
 from polar.renderers.families import PROBES
 from polar.renderers.guard import MARK
-from polar.renderers.library import LibraryRenderer, family_of
+from polar.renderers.packaged import LibraryRenderer, family_of
 from polar.renderers.selftest import self_test
 from tests.fakes.tokenizers import FAMILIES, HARMONY, MODEL, family_folder
 
