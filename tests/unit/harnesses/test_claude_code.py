@@ -65,7 +65,7 @@ def test_every_model_is_the_sessions(place: Workplace) -> None:
     models = {name: value for name, value in env.items() if name.startswith("ANTHROPIC_") and name.endswith("MODEL")}
     assert set(models.values()) == {place.connection.model}
     assert {"ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL"} <= models.keys()
-    assert env["CLAUDE_CODE_SUBAGENT_MODEL"] == "policy"
+    assert env["CLAUDE_CODE_SUBAGENT_MODEL"] == place.connection.model
     assert (env["ANTHROPIC_BASE_URL"], env["ANTHROPIC_API_KEY"]) == ("http://127.0.0.1:9/s/key", "sk-key")
     assert env["CLAUDE_CONFIG_DIR"].startswith(place.runtime.home)
     assert (env["MAX_THINKING_TOKENS"], env["CLAUDE_CODE_MAX_RETRIES"]) == ("0", "0")
