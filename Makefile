@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo up test test-unit test-engines test-harnesses fuzz check format tiny-model clean
+.PHONY: help demo up test test-unit test-engines test-harnesses test-chaos fuzz check format tiny-model clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,9 @@ test-harnesses: $(VENV)/.ready ## Run every harness preset that installs here, a
 
 test-engines: $(VENV)/.ready ## Install a real vLLM for CPU (3 GB) and run every engine promise against it
 	POLAR_TEST_ENGINES=vllm $(BIN)/pytest tests/engines
+
+test-chaos: $(VENV)/.ready ## Kill every process in turn, check every promise, and write docs/reliability.md's table
+	POLAR_TEST_CHAOS=all $(BIN)/pytest tests/chaos
 
 check: $(VENV)/.ready ## Lint, types, and the direction of imports
 	$(BIN)/ruff check .

@@ -18,11 +18,14 @@ import uuid
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from sqlalchemy import CursorResult, func, insert, select, update
 from sqlalchemy.orm import Session
 
+from polar import tracing
+from polar.db import after_commit
 from polar.errors import ConflictError, LostLeaseError, NodeError, NotFoundError, SessionError
 from polar.models import Delivery, Lane, RolloutSession, SessionEvent, Task, TraceRow, now
 from polar.spec import TaskRequest
@@ -384,6 +387,8 @@ def _end(
     values |= {"lease_until": None, "worker": None, "key_hash": None}
     _guarded(db, session, values)
     record(db, [session.id], move, session.stage, state, session.attempt, worker, error or {})
+    if tracing.on():
+        after_commit(db, partial(tracing.ended, session.id, session.created_at, _facts(session, task), _code(error)))
     _owe(db, task, "session", session.id)
     if state is State.COMPLETED and _enough(db, task):
         for other in task.sessions:
@@ -428,6 +433,24 @@ def _owe(db: Session, task: Task, event: str, session_id: str | None = None) -> 
     url = task.spec.get("callback_url")
     if url and event in task.spec.get("callback_events", ("task",)):
         db.add(Delivery(task_pk=task.id, session_id=session_id, url=url))
+
+
+def _facts(session: RolloutSession, task: Task) -> dict[str, tracing.Value | None]:
+    """What the session's span says."""
+    return {
+        "polar.task": task.task_id,
+        "polar.stage": session.stage,
+        "polar.state": session.state,
+        "polar.lane": session.lane,
+        "polar.attempt": session.attempt,
+        "polar.turns": session.turns,
+        "polar.sampled_tokens": session.sampled_tokens,
+        "polar.reward": session.reward,
+    }
+
+
+def _code(error: dict[str, Any] | None) -> str | None:
+    return str(error.get("code") or error.get("blame")) if error else None
 
 
 def _timing_after_run(session: RolloutSession, moment: datetime) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import sys
 from typing import Any
 
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s  %(message)s"
+ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
+"""A value from outside must not begin a line that looks like ours, nor move a terminal's cursor."""
 
 
 def configure(level: str = "INFO") -> None:
@@ -26,4 +28,5 @@ def configure(level: str = "INFO") -> None:
 
 def line(event: str, **fields: Any) -> str:
     """`event key=value …`, the house form of a log line."""
-    return " ".join([event, *(f"{key}={value}" for key, value in fields.items() if value is not None)])
+    said = " ".join([event, *(f"{key}={value}" for key, value in fields.items() if value is not None)])
+    return said.translate(ESCAPED)

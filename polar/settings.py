@@ -43,6 +43,8 @@ class Settings:
     """Secret that signs callbacks. Empty: they are not signed; `polar up` makes one."""
     callback_allow: str = ""
     """Hosts that callbacks may go to, comma-separated; `*.example.com` is every host below that. Empty: any."""
+    upload_from: str = ""
+    """Folders of the node that a task's uploads may come from, separated by colons. Empty: any but the Polar home."""
     max_open_tasks: int = 10_000
     """Tasks that one API key may have running. 0: any number."""
     max_open_sessions: int = 200_000
@@ -57,6 +59,8 @@ class Settings:
     """Stages that one worker runs at once, unless -c says otherwise."""
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
+    otel_endpoint: str = ""
+    """OTLP collector for traces, such as `http://127.0.0.1:4318`; needs the extra `otel`. Empty: none are made."""
 
     @classmethod
     def load(cls, environ: dict[str, str] | None = None) -> Settings:

@@ -1,10 +1,11 @@
-"""`gunicorn workers.api:app -k gthread --threads 8 -b 127.0.0.1:8080` — the REST API and the pages."""
+"""`gunicorn workers.api:app -k workers.patience.Worker --threads 8 -b 127.0.0.1:8080` — the REST API and the pages."""
 
-from polar import log
+from polar import log, tracing
 from polar.api import create_app
 from polar.settings import Settings
 from workers.job import CeleryDispatcher
 
 settings = Settings.load()
 log.configure(settings.log_level)
+tracing.configure(settings.otel_endpoint, "polar-api")
 app = create_app(settings, CeleryDispatcher())

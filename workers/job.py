@@ -19,7 +19,7 @@ from celery.signals import celeryd_after_setup, setup_logging, worker_ready, wor
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from polar import log
+from polar import log, tracing
 from polar.db import connect
 from polar.dispatch import expand, lane_of, stage_queue
 from polar.leases import LeaseKeeper
@@ -129,6 +129,7 @@ JOBS = {Stage.PREWARM: prewarm, Stage.EXECUTE: execute, Stage.RECONSTRUCT: recon
 @setup_logging.connect
 def _own_logging(**_: Any) -> None:
     log.configure(settings.log_level)
+    tracing.configure(settings.otel_endpoint, "polar-worker")
 
 
 @celeryd_after_setup.connect

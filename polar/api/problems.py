@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 from flask import Flask, Response, request
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
 from werkzeug.exceptions import HTTPException
 
 from polar.errors import LimitError, PolarError, SpecError
@@ -64,6 +64,11 @@ def register(app: Flask) -> None:
         else:
             detail = error.description or HTTPStatus(status).phrase
         return problem(status, HTTPStatus(status).phrase.lower().replace(" ", "_"), detail)
+
+    @app.errorhandler(DataError)
+    def _unstorable(error: DataError) -> Response:
+        reason = str(error.orig).splitlines()[0]
+        return problem(422, "unstorable", f"a value that the database cannot hold: {reason}")
 
     @app.errorhandler(OperationalError)
     def _database(error: OperationalError) -> Response:

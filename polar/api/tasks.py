@@ -16,11 +16,14 @@ from polar.db import after_commit, transaction
 from polar.delivery.callbacks import check_url
 from polar.errors import SpecError
 from polar.lifecycle import TaskState
+from polar.nesting import DEEPEST, too_deep
 from polar.spec import MAX_SESSIONS_PER_TASK, TaskRequest, parse_task
 
 blueprint = Blueprint("tasks", __name__)
 POLL_SECONDS = 0.2
 MAX_WAIT_SECONDS = 60.0
+LAST_SECOND = 253_402_300_799
+"""Of the year 9999, where dates end."""
 VIEWS = ("full", "summary")
 
 
@@ -66,9 +69,12 @@ def check_families(task: TaskRequest, *, started_here: bool = True) -> None:
 def json_body() -> Any:
     """The request's body, parsed. Raises SpecError."""
     try:
-        return orjson.loads(request.get_data())
+        body = orjson.loads(request.get_data())
     except orjson.JSONDecodeError as error:
         raise SpecError.at("(body)", f"not valid JSON: {error}") from None
+    if too_deep(body):
+        raise SpecError.at("(body)", f"is nested more than {DEEPEST} levels deep")
+    return body
 
 
 @blueprint.get("/rollout/task/<task_id>")
@@ -120,7 +126,7 @@ def status() -> Response:
 @blueprint.get("/tasks")
 def list_tasks() -> Response:
     """Tasks, newest first; filters status, harness, since (epoch seconds), limit."""
-    since = number("since", None)
+    since = number("since", None, low=0, high=LAST_SECOND)
     with transaction(current_app.config["DATABASE"]) as db:
         rows = queries.task_rows(
             db,

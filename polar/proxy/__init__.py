@@ -7,5 +7,6 @@ calls      the order of a call's steps           recorder   group commit
 sessions   whose key this is                     reads      queries
 ledger     which call this one continues         wire       errors as statuses
 ledgers    ledgers filled from completions       limits     clocks and sizes
+metrics    what is counted                       showing    an ended call as figures and span
 prepare    budget, prompt, sampling              pool       engines and renderers of lanes
 """

@@ -18,9 +18,10 @@ from starlette.routing import Route as Path
 
 from polar.dialects import DIALECTS
 from polar.dialects.base import Dialect
+from polar.proxy import metrics
 from polar.proxy.bodies import BodyStore
 from polar.proxy.calls import ModelCalls
-from polar.proxy.door import Door, Endpoint
+from polar.proxy.door import Door, Endpoint, shown_path
 from polar.proxy.gate import Gate
 from polar.proxy.ledgers import Ledgers
 from polar.proxy.limits import Limits
@@ -42,6 +43,7 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
     limits = limits or Limits()
     dialects = [load("dialect", DIALECTS, name, Dialect)() for name in sorted(DIALECTS)]  # type: ignore[type-abstract]
     paths: list[BaseRoute] = [Path(path, health, methods=["GET"]) for path in ("/", "/health", IN_PATH)]
+    paths.append(Path("/metrics", metrics.Endpoint(settings.auth).show, methods=["GET"]))
     claimed: dict[tuple[str, str], list[tuple[Dialect, Endpoint]]] = {}
     for dialect in dialects:
         door = Door(dialect, limits, settings.max_body_mb * 2**20)
@@ -57,7 +59,7 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
 
     async def unknown(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
-        message = f"there is no {request.method} {request.url.path} here; there are {', '.join(known)}"
+        message = f"there is no {request.method} {shown_path(request)} here; there are {', '.join(known)}"
         kind = "method_not_allowed" if status == 405 else "not_found"
         return json_response({"error": {"message": message, "type": kind, "param": None, "code": kind}}, status)
 

@@ -35,6 +35,7 @@ from polar.proxy.prepare import offered, prepare, refuse_overflow, seconds_left,
 from polar.proxy.recorder import Fence, Recorder
 from polar.proxy.rows import Prepared
 from polar.proxy.sampling import EngineCall, HungUpError, patiently
+from polar.proxy.showing import show
 from polar.renderers.base import TAIL
 
 logger = logging.getLogger(__name__)
@@ -159,12 +160,16 @@ class ModelCalls:
             raise
         except SessionError as error:
             sampled = call.sampled if call else None
-            await self._settle(sample, "failed", call, sampled, {"error": rows.failure(error)})
+            await self._settle(
+                sample, "failed", call, sampled, {"error": rows.failure(error, sample.flight.asked.secret)}
+            )
             raise
         if generation.finish_reason == "abort":
             reason = f"the engine aborted the call: {generation.detail or 'it did not say why'}"
             aborted = EngineError(reason, code="engine_aborted", status=503)
-            await self._settle(sample, "aborted", call, generation, {"error": rows.failure(aborted)})
+            await self._settle(
+                sample, "aborted", call, generation, {"error": rows.failure(aborted, sample.flight.asked.secret)}
+            )
             raise aborted
         return await self._answer(sample, sample.prepared, call, generation)
 
@@ -232,7 +237,11 @@ class ModelCalls:
         body = pack(rows.masked(orjson.dumps(asked.dialect.answer(asked.request, [answer])), asked.secret))
         values = {
             "answer": body,
-            "parsed": {**parsed, "message": rows.served(answer.message, asked.secret), "told": rows.told(answer)},
+            "parsed": {
+                **parsed,
+                "message": rows.served(answer.message, asked.secret),
+                "told": rows.told(answer, asked.secret),
+            },
             "chain_hash": node.chain_hash,
             "flags": [*place.flags, *prepared.flags, *flags, *call.flags],
             **learned,
@@ -270,9 +279,23 @@ class ModelCalls:
         fence = Fence(caller.id, caller.attempt, caller.key_hash)
         counts = await self._recorder.settle(fence, sample.id, columns, turns=turns, tokens=tokens)
         error = columns.get("error") or {}
+        shown = outcome if counts or outcome != "answered" else "refused"
+        prompt = columns.get("prompt_len", len(prepared.prompt) if prepared else 0)
+        show(
+            flight.asked,
+            sample.id,
+            sample.place,
+            prepared,
+            call,
+            generation,
+            shown,
+            prompt=prompt,
+            started=sample.started,
+            error=error.get("code") or (shown if shown != "answered" else None),
+        )
         logger.info(
             line(
-                f"call {outcome if counts or outcome != 'answered' else 'refused'}",
+                f"call {shown}",
                 session=caller.id,
                 lane=caller.lane,
                 completion=sample.id,

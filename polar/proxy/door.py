@@ -5,7 +5,9 @@ What a call does is `calls`' affair; how its answer leaves is `relay`'s; which p
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,6 +18,8 @@ from starlette.websockets import WebSocket
 
 from polar.dialects.base import BadRequest, Dialect, Route
 from polar.errors import AuthError
+from polar.nesting import DEEPEST, too_deep
+from polar.proxy import metrics
 from polar.proxy.calls import ModelCalls
 from polar.proxy.flights import Asked
 from polar.proxy.limits import Limits
@@ -52,11 +56,14 @@ class Door:
 
         async def handle(request: Request) -> Response:
             try:
-                return await act(request, route)
+                response = await act(request, route)
             except ClientDisconnect:
                 return Response(status_code=400)  # nobody is there to read it
             except Exception as error:  # noqa: BLE001 - the app's edge: a harness must be told in its own dialect
-                return error_response(self._dialect, wire_error(error))
+                response = error_response(self._dialect, wire_error(error))
+            if not isinstance(response, Relay):  # it counts itself, once it knows its status
+                metrics.told(self._dialect.name, route.kind, response.status_code)
+            return response
 
         return handle
 
@@ -90,7 +97,7 @@ class Door:
         return json_response({"status": "ok"})
 
     async def _absent(self, request: Request, route: Route) -> Response:
-        raise BadRequest(f"there is no {request.method} {request.url.path} here", code="not_found", status=404)
+        raise BadRequest(f"there is no {request.method} {shown_path(request)} here", code="not_found", status=404)
 
     async def _no_socket(self, request: Request, route: Route) -> Response:
         return self._socket_refusal()
@@ -107,7 +114,7 @@ class Door:
 
     async def _asked(self, request: Request, route: Route) -> Asked:
         caller, secret = await self._caller(request)
-        body, raw = parse_body(await read_body(request, self._max_body))
+        body, raw = parse_body(await self._read(request))
         params = _params(request, route)
         store: Store = request.app.state.store
         cites = self._dialect.cites(body)
@@ -123,6 +130,14 @@ class Door:
         role = role_of(parsed, request.headers, caller.harness)
         return Asked(self._dialect, parsed, caller, body, raw, secret, role)
 
+    async def _read(self, request: Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._limits.body):
+                return await read_body(request, self._max_body)
+        except TimeoutError:
+            message = f"the body did not come within {self._limits.body:g} s"
+            raise BadRequest(message, code="request_timeout", status=408) from None
+
     async def _caller(self, request: Request) -> tuple[Caller, str]:
         key = request.path_params.get("key") or self._dialect.secret(request.headers, request.query_params)
         if not key:
@@ -131,6 +146,11 @@ class Door:
         if caller is None:
             raise AuthError("this key belongs to no session that is executing: it is wrong, or the session has ended")
         return caller, key
+
+
+def shown_path(request: Request) -> str:
+    """The path as an error may repeat it: without a key that stands in it."""
+    return re.sub(r"^/s/[^/]*", "/s/<key>", request.url.path)
 
 
 def _params(request: Request, route: Route) -> dict[str, str]:
@@ -162,6 +182,8 @@ def parse_body(raw: bytes) -> tuple[dict[str, Any], bytes]:
         raw = orjson.dumps(body)
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_json")
+    if too_deep(body):
+        raise BadRequest(f"the body is nested more than {DEEPEST} levels deep", code="invalid_json")
     return body, raw
 
 

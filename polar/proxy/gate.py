@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from polar.policy import GateMode, Version, spelled
+from polar.proxy import metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Gate:
         if self.policy.open:
             return True
         self._held += 1
+        metrics.HELD.inc()
         self.news.set()
         gone = asyncio.create_task(hangup.wait())
         try:
@@ -117,6 +119,7 @@ class Gate:
         finally:
             gone.cancel()
             self._held -= 1
+            metrics.HELD.dec()
             self.news.set()
 
     @contextmanager
@@ -126,10 +129,12 @@ class Gate:
             raise ShutError
         passage = Passage([(0, self.policy.version)], streams)
         self._passages.add(passage)
+        metrics.IN_FLIGHT.inc()
         try:
             yield passage
         finally:
             self._passages.discard(passage)
+            metrics.IN_FLIGHT.dec()
             if passage.cut:
                 self._aborted += 1
             elif not self.policy.open:

@@ -19,6 +19,8 @@ class Limits:
     """How long a database that is away is waited for."""
     deliver_grace: float = 0.25
     """How long after an answer its delivery may still be on its way into the database."""
+    body: float = 120.0
+    """How long a request's body may take to come."""
     beat: float = 1.0
     """How often a process says that it lives, and looks whether the gate moved if it was not told."""
     aside_chars: int = 8_000

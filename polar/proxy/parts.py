@@ -6,6 +6,7 @@ Whoever asked sees one generation. The engine call is `sampling`'s, opening and 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -64,6 +65,10 @@ class Parts:
         self._ended = False
         """Whether the last part came to its end; else the gate cut it."""
         self.tries = 0
+        self.engine_seconds = 0.0
+        """At the engine, all parts together."""
+        self.seconds = 0.0
+        """In `whole`: the same, with the waits for the gate and between tries."""
         self.flags: tuple[str, ...] = ()
         """What the completion should say of how it came about."""
 
@@ -74,6 +79,7 @@ class Parts:
 
     async def whole(self) -> Generation:
         """The answer. Raises EngineError, BudgetError, and HungUpError with what was sampled."""
+        began = time.monotonic()
         try:
             while not self._over():
                 if not await self._gate.opened(self._hangup, self._left(AS_LONG_AS_IT_TAKES)):
@@ -86,6 +92,8 @@ class Parts:
             if gone.partial is not None and (gone.partial.output_ids or not self._parts):
                 self._keep(gone.partial)
             raise HungUpError(self.sampled) from None
+        finally:
+            self.seconds = time.monotonic() - began
         return joined(self._parts)
 
     async def _once(self) -> None:
@@ -95,6 +103,7 @@ class Parts:
             prompt = np.concatenate([self._prompt, as_ids(ids)]) if ids else self._prompt
             call = self._make(prompt, self._rest(len(ids)), f"{self._request_id}.{self.tries}", passage)
             self.tries += 1
+            began = time.monotonic()
             try:
                 part = await call.once()
             except EngineError as error:
@@ -107,6 +116,8 @@ class Parts:
                 if gone.partial is not None:
                     gone.partial = self._stamped(gone.partial, passage)
                 raise
+            finally:
+                self.engine_seconds += time.monotonic() - began
             closing = passage.recalled.is_set() or not self._gate.policy.open
             passage.cut = closing and part.finish_reason == "abort"
             if passage.cut and (not self._continues or passage.heard > len(part.output_ids)):

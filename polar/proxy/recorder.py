@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from polar.errors import NodeError
 from polar.lifecycle import Stage, State
 from polar.log import line
 from polar.models import now
+from polar.proxy import metrics
 from polar.proxy.database import AWAY, Connection, Database
 
 logger = logging.getLogger(__name__)
@@ -190,6 +192,7 @@ class Recorder:
         return await record.done
 
     async def _write(self, batch: list[Record]) -> None:
+        began = time.monotonic()
         try:
             counts = await self._patiently(batch)
         except (psycopg.Error, NodeError) as error:
@@ -201,6 +204,7 @@ class Recorder:
             logger.error(line("record lost", kind=batch[0].kind, records=len(batch), error=type(error).__name__))
             _lose(batch)
             return
+        metrics.committed([record.values for record in batch], began)
         for record in batch:
             if not record.done.done():
                 record.done.set_result(record.fence is None or record.fence in counts)
@@ -210,8 +214,11 @@ class Recorder:
         until = asyncio.get_running_loop().time() + self._patience
         for attempt in range(10_000):
             try:
-                async with self._database.connection() as db, db.transaction():
-                    return await _commit(db, batch)
+                async with self._database.connection() as db:
+                    if len(batch) == 1 and batch[0].kind != "settle":
+                        return await _commit(db, batch)  # one statement is a transaction by itself
+                    async with db.transaction():
+                        return await _commit(db, batch)
             except AWAY as error:
                 pause = PAUSES[min(attempt, len(PAUSES) - 1)]
                 if asyncio.get_running_loop().time() + pause > until:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from polar.dialects.base import Dialect, Stream
 from polar.messages import ModelRequest, ToolCall
+from polar.proxy import metrics
 from polar.proxy.calls import ModelCalls
 from polar.proxy.flights import Flight, Piece
 from polar.proxy.limits import Limits
@@ -54,6 +55,7 @@ class Relay(Response):
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        send = metrics.telling(send, self._dialect.name)
         left = asyncio.create_task(_left(receive))
         # Whoever waits for news looks whether its client is still there.
         left.add_done_callback(lambda _: self._flight.wake())

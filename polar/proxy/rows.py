@@ -64,7 +64,7 @@ def intent(
         "parent_id": place.parent.id if place.parent else None,
         "parent_reason": place.reason,
         "dialect": asked.dialect.name,
-        "model_requested": asked.request.model.replace("\0", ""),
+        "model_requested": asked.request.model.replace("\0", "").replace(asked.secret, MASK.decode()),
         "request": body.blob,
         "role": asked.role.name,
         "parsed": {**described(asked, prepared, place, body_hash), **({"base": body.base} if body.base else {})},
@@ -100,8 +100,8 @@ def described(
 ) -> dict[str, Any]:
     """The `parsed` column without the answer: what was asked, what was sampled with, and the ledger's hashes."""
     return {
-        "asked": asked.request.sampling.asked(),
-        "sampled_with": prepared.sampling.asked() if prepared else {},
+        "asked": _without_key(asked.request.sampling.asked(), asked.secret),
+        "sampled_with": _without_key(prepared.sampling.asked(), asked.secret) if prepared else {},
         "history": asked.caller.history,
         "marks": [*asked.request.marks, *(prepared.marks if prepared else ())],
         **({"role_reason": asked.role.reason} if asked.role.reason else {}),
@@ -141,9 +141,10 @@ def engine(prepared: Prepared | None, generation: Generation | None, tries: int,
     return values | ({"timings": generation.timings} if generation else {})
 
 
-def failure(error: SessionError) -> dict[str, Any]:
-    """The `error` column."""
-    return {"blame": error.blame, "code": error.code, "message": error.message.replace("\0", ""), **error.detail}
+def failure(error: SessionError, secret: str) -> dict[str, Any]:
+    """The `error` column; an engine's words may repeat what it was sent, key and all."""
+    message = error.message.replace("\0", "").replace(secret, MASK.decode())
+    return {"blame": error.blame, "code": error.code, "message": message, **error.detail}
 
 
 def served(message: Message, secret: str) -> dict[str, Any]:
@@ -156,9 +157,10 @@ def served(message: Message, secret: str) -> dict[str, Any]:
     return clean
 
 
-def told(answer: Answer) -> dict[str, Any]:
+def told(answer: Answer, secret: str) -> dict[str, Any]:
     """What the harness was told beside the message and its tokens, for the `parsed` column."""
-    return {name: getattr(answer, name) for name in ("stop_sequence", "cached_tokens", "reasoning_tokens")}
+    names = ("stop_sequence", "cached_tokens", "reasoning_tokens")
+    return {name: _without_key(getattr(answer, name), secret) for name in names}
 
 
 def answer_of(row: Any, completion_id: str, model: str, prompt_tokens: int) -> Answer:
@@ -175,6 +177,16 @@ def answer_of(row: Any, completion_id: str, model: str, prompt_tokens: int) -> A
         created=int(finished.timestamp()),
         **row.parsed.get("told", {}),
     )
+
+
+def _without_key(value: Any, secret: str) -> Any:
+    if isinstance(value, str):
+        return value.replace(secret, MASK.decode())
+    if isinstance(value, (list, tuple)):
+        return [_without_key(item, secret) for item in value]
+    if isinstance(value, dict):
+        return {_without_key(key, secret): _without_key(item, secret) for key, item in value.items()}
+    return value
 
 
 def _without_nul(value: Any) -> Any:

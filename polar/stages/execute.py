@@ -16,12 +16,13 @@ from sqlalchemy import func, select
 
 from polar import harnesses, runtimes
 from polar.db import transaction
-from polar.errors import EngineError, HarnessError, LostLeaseError
+from polar.errors import EngineError, HarnessError, LostLeaseError, SessionError
 from polar.harnesses.base import AgentExit, Connection, Workplace
 from polar.models import Completion
 from polar.runtimes.base import Runtime
 from polar.stages.base import Job, Outcome
 from polar.stages.fitness import require_fit
+from polar.stages.guard import error_without, exit_without, logs_without
 from polar.stages.prewarm import fresh_runtime
 
 ENGINE_FAULTS = ("no_token_ids", "engine_altered_prompt")
@@ -34,17 +35,20 @@ def execute(job: Job) -> Outcome:
     place = _workplace(job, runtime)
     harness = harnesses.create(job.task.agent)
     try:
-        agent_exit = _run(harness, place)
-    except HarnessError as error:
+        agent_exit = exit_without(place.connection.api_key, _run(harness, place))
+    except SessionError as error:
+        error_without(place.connection.api_key, error)
         # A program that an engine's fault made fail is not to blame for it.
-        if (fault := _engine_fault(job)) is not None:
+        if isinstance(error, HarnessError) and (fault := _engine_fault(job)) is not None:
             raise fault from error
         raise
     finally:
         runtime.kill_all()
+        logs_without(place.connection.api_key, place.logs)
     if agent_exit.state == "cancelled":
         raise LostLeaseError(f"session {job.session.id} ended while its agent ran")
     harness.collect(place)
+    logs_without(place.connection.api_key, place.logs)
     if (fault := _engine_fault(job)) is not None:
         raise fault
     values: dict[str, Any] = {"agent_exit": asdict(agent_exit), "key_hash": None}

@@ -13,6 +13,7 @@ from polar.errors import LostLeaseError, PrepareError, RuntimeFault
 from polar.runtimes.base import ExecResult, Limits, Runtime
 from polar.spec import PrepareAction
 from polar.stages.base import Job, Outcome
+from polar.stages.guard import check_source
 
 
 def prewarm(job: Job) -> Outcome:
@@ -43,6 +44,7 @@ def prepare(job: Job, runtime: Runtime, action: PrepareAction, limits: Limits, l
     """Do one prepare action, as often as it allows. Raises PrepareError."""
     if action.type != "exec":
         source = Path(str(action.source)).expanduser()
+        check_source(source, job.settings)
         if not source.exists():
             raise PrepareError(f"{label}: {action.source} does not exist on node {job.node.id}")
         try:

@@ -57,7 +57,8 @@ def _metadata(calls: list[Call], built: Built) -> dict[str, Any]:
     return {
         "api_type": first.metadata["dialect"] if first else None,
         "model_requested": first.model_requested if first else None,
-        "model_used": first.model_used if first else None,
+        # Not simply the first one's: a call that was cut off before its answer does not say.
+        "model_used": next((call.model_used for call in calls if call.model_used), first.model_used if first else None),
         "record_count": len(calls),
         "reconstruction_stats": built.stats,
     }

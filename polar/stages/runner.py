@@ -13,7 +13,7 @@ from functools import partial
 
 from sqlalchemy import Engine
 
-from polar import lanes, lifecycle, placement, runtimes
+from polar import lanes, lifecycle, placement, runtimes, tracing
 from polar.db import after_commit, transaction
 from polar.dispatch import Dispatcher
 from polar.errors import EngineError, LostLeaseError, NodeError, SessionError
@@ -68,10 +68,14 @@ class Lane:
                 error = NodeError(f"{stage} broke: {type(failure).__name__}: {failure}", code="bug", retryable=False)
             if error is not None:
                 says = self._failed(job, error)
-        seconds = f"{time.monotonic() - started:.2f}"
+        spent = time.monotonic() - started
+        seconds = f"{spent:.2f}"
         logger.info(
             line(f"{stage}", task=task.task_id, session=session.id, lane=self.spec.name, seconds=seconds) + f" {says}"
         )
+        facts = {"polar.task": task.task_id, "polar.lane": self.spec.name, "polar.node": self.node.id}
+        fault = error.code if error else ("lost" if says == "lost" else None)
+        tracing.stage(session.id, session.attempt, stage.value, spent, facts, fault)
         self._after(stage)
         return error is None and says != "lost"
 

@@ -197,3 +197,16 @@ def test_every_builder_is_documented() -> None:
     """docs/builders.md has each strategy."""
     page = (ROOT / "docs/builders.md").read_text()
     assert all(f"`{name}`" in page for name in BUILDERS)
+
+
+def test_the_security_page_names_tests_that_exist() -> None:
+    """Each test that docs/security.md names is there, and each row names one."""
+    page = (ROOT / "docs/security.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    written: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        written |= set(re.findall(r"def (test_\w+)", path.read_text()))
+    assert len(named) > 30
+    assert named - written == set()
+    rows = re.findall(r"^\| (?!threat|-).*$", page.replace("|---|---|---|", ""), re.MULTILINE)
+    assert all("`test_" in row for row in rows)
