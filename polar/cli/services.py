@@ -61,7 +61,7 @@ def service(name: str, argv: tuple[str, ...], settings: Settings, ready: Callabl
 def api(settings: Settings) -> Service:
     """The REST API and the pages."""
     bind = f"{settings.host}:{settings.port}"
-    threads = ("-k", "workers.patience.Worker", "--threads", str(settings.api_threads))
+    threads = ("-k", "workers.serving.patience.Worker", "--threads", str(settings.api_threads))
     argv = (*GUNICORN, "workers.api:app", *threads, "-b", bind)
     return service("api", argv, settings, answers(f"http://{local(settings.host)}:{settings.port}/healthz"))
 

@@ -28,7 +28,7 @@ from polar.settings import Settings
 from tests.fakes.dispatcher import FakeDispatcher
 from tests.fakes.tasks import task_body
 from tests.integration.rig import KEY, client, completions, free_port, open_session, process, serve, until
-from workers.patience import Worker
+from workers.serving.patience import Worker
 
 USER = {"role": "user", "content": "hello"}
 ADMIN = [("DELETE", "/nodes/x"), ("PUT", "/rollout/policy"), ("POST", "/rollout/pause"), ("POST", "/rollout/resume")]
