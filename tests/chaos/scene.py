@@ -244,6 +244,11 @@ class Scene:
         query = select(func.count()).select_from(RolloutSession).join(Task).where(Task.task_id.in_(names))
         return self.read(lambda db: db.scalar(query.where(RolloutSession.ended_at.is_(None))) or 0)
 
+    def named_runtimes(self, names: list[str]) -> int:
+        """Sessions of these tasks whose rows still name a runtime."""
+        query = select(func.count()).select_from(RolloutSession).join(Task).where(Task.task_id.in_(names))
+        return self.read(lambda db: db.scalar(query.where(RolloutSession.runtimes != {})) or 0)
+
     def read(self, ask: Callable[[Session], T]) -> T:
         """Ask the database."""
         assert self._database is not None
