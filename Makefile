@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo up test test-unit test-engines test-harnesses test-chaos fuzz check format tiny-model clean
+.PHONY: help demo up test test-unit test-engines test-harnesses test-chaos fuzz check docs format tiny-model clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,11 @@ check: $(VENV)/.ready ## Lint, types, and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
+
+docs: $(VENV)/.ready ## Write the reference from the code, and build the site of docs/ without a warning
+	$(BIN)/python docs/generate.py
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs .polar/site
+	@echo "open .polar/site/index.html"
 
 format: $(VENV)/.ready ## Rewrite the code in the house format
 	$(BIN)/ruff format .

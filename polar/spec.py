@@ -18,30 +18,41 @@ MAX_SESSIONS_PER_TASK = 20_000
 
 
 class Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
 
 class ExecInput(Spec):
     """A shell command inside the runtime."""
 
     command: str = Field(min_length=1)
+    """A line for `sh`."""
     cwd: str | None = None
+    """Folder inside the runtime; None: its workspace."""
     env: dict[str, str] | None = None
+    """Variables beside the runtime's own."""
 
 
 class PrepareAction(Spec):
     """One step that makes a runtime ready, in order."""
 
     type: Literal["upload_file", "upload_dir", "exec"]
+    """Copy a file or a folder in, or run a command."""
     source: str | None = None
     """Path on the node, for uploads."""
     target: str | None = None
     """Path inside the runtime, for uploads."""
     command: str | None = None
+    """A line for `sh`, for exec."""
     cwd: str | None = None
+    """Folder inside the runtime, for exec."""
     env: dict[str, str] | None = None
+    """Variables beside the runtime's own, for exec."""
     max_attempts: int = Field(default=1, ge=1, le=10)
+    """How often a step that fails is tried."""
     retry_backoff_seconds: float = Field(default=1.0, ge=0, le=60)
+    """Pause before the second try; doubled each time, up to 5 s."""
 
     @model_validator(mode="after")
     def _fields_of_type(self) -> PrepareAction:
@@ -62,22 +73,33 @@ class RuntimeSpec(Spec):
     """The sandbox."""
 
     backend: str = "docker"
+    """Which runtime: a name of the table of runtimes."""
     image: str | None = None
     """Required by runtimes that start from images."""
     prepare: tuple[PrepareAction, ...] = ()
+    """Steps before the agent starts."""
     eval_prepare: tuple[PrepareAction, ...] | None = None
     """None: the evaluator's fresh runtime replays `prepare`."""
     env: dict[str, str] = {}
+    """Variables of every command inside."""
     network: str | None = "host"
+    """`host`: the node's network. `none`: the proxy, and only the proxy."""
     workdir: str | None = None
+    """Folder in which commands start; None: the workspace."""
     cpus: int | None = Field(default=None, ge=1)
+    """Processors at most."""
     memory_mb: int | None = Field(default=None, ge=16)
+    """Memory at most, in MiB."""
     storage_mb: int | None = Field(default=None, ge=1)
+    """Disk at most, in MiB."""
     gpus: int = Field(default=0, ge=0)
+    """GPUs that the runtime sees."""
     allow_internet: bool = True
+    """False: as `network: none`."""
     import_path: str | None = None
     """A runtime class of your own, `module:Class`; wins over `backend`."""
     kwargs: dict[str, Any] = {}
+    """Arguments of that runtime's own."""
 
     @property
     def name(self) -> str:
@@ -85,11 +107,18 @@ class RuntimeSpec(Spec):
 
 
 class MCPServerSpec(Spec):
+    """A server of tools beside the harness's own."""
+
     name: str = Field(min_length=1)
+    """What the harness calls it."""
     transport: Literal["stdio", "sse", "streamable-http"]
+    """How the harness reaches it."""
     command: str | None = None
+    """Program, for stdio."""
     args: tuple[str, ...] = ()
+    """Its arguments."""
     url: str | None = None
+    """Address, for the others."""
 
     @model_validator(mode="after")
     def _address(self) -> MCPServerSpec:
@@ -104,13 +133,21 @@ class AgentSpec(Spec):
     """The harness and how to start it."""
 
     harness: str | None = None
+    """A name of the table of harnesses."""
     import_path: str | None = None
+    """A harness of your own, `module:Class`, instead."""
     model_name: str | None = None
+    """What the harness is told that the model is called; None: what the engine says."""
     settings: dict[str, Any] = {}
+    """Of the harness's own; each harness names those that it takes."""
     env: dict[str, str] = {}
+    """Variables of the harness's process."""
     mcp_servers: tuple[MCPServerSpec, ...] = ()
+    """Written into the harness's own configuration."""
     skills_path: str | None = None
+    """Folder inside the runtime whose skills are copied to where the harness looks for them."""
     custom_shell: ExecInput | None = None
+    """The command line of harness `shell`; {{instruction}}, {{base_url}}, {{api_key}} and {{model}} are filled in."""
     other_models: Literal["serve", "refuse"] = "serve"
     """Addition. What becomes of a call for a model that is not `model_name`: the policy answers it, or a 404 does."""
 
@@ -132,14 +169,23 @@ class AgentSpec(Spec):
 
 
 class StrategySpec(Spec):
+    """How completions become traces."""
+
     strategy: str = "per_request"
+    """A name of the table of builders, or `module:Class`."""
     config: dict[str, Any] = {}
+    """Of the builder's own."""
 
 
 class EvaluatorSpec(Spec):
+    """Who judges what the agent did."""
+
     strategy: str
+    """A name of the table of evaluators, or `module:Class`."""
     config: dict[str, Any] = {}
+    """Of the evaluator's own."""
     env: dict[str, str] = {}
+    """Variables of its commands."""
     refresh_runtime: bool = False
     """Judge in a fresh runtime instead of the one the agent lived in."""
 
@@ -162,25 +208,35 @@ class TaskRequest(Spec):
     """What a trainer posts; fans out into `num_samples` sessions."""
 
     task_id: TaskId
+    """Its name; a second task of the same name is refused."""
     instruction: str
+    """What the agent is told."""
     num_samples: int = Field(default=1, ge=1, le=MAX_SESSIONS_PER_TASK)
+    """How many sessions."""
     timeout_seconds: float = Field(default=600.0, gt=0, le=7 * 86400)
     """A session's budget in seconds, from the start of prewarm: queueing is free."""
     runtime: RuntimeSpec | None = None
     """None: the node's default_runtime."""
     agent: AgentSpec
+    """Who does it."""
     builder: StrategySpec = StrategySpec()
+    """How completions become traces."""
     evaluator: EvaluatorSpec | None = None
+    """Who judges it; None: nobody, and there is no reward."""
     callback_url: str | None = None
+    """Where results are posted."""
     callback_events: tuple[Literal["task", "session"], ...] = ("task",)
     """Addition. What is posted to `callback_url`: the task's result when it ends, each session's when that ends."""
     metadata: dict[str, Any] = {}
+    """Yours; it comes back with every result. `group_id` is what the results feed can be asked for."""
     dispatch_priority: int = Field(default=0, ge=0, le=100)
+    """Higher goes first."""
     early_stop_min_usable_sessions: int | None = Field(default=None, ge=1)
+    """Once so many sessions are usable, the others are cancelled."""
     agent_timeout_seconds: float | None = Field(default=None, gt=0)
     """Addition. The agent's own budget in seconds, from the start of execute."""
     sampling: SamplingSpec = SamplingSpec()
-    """Addition."""
+    """Addition. Overrides what the harness asks for."""
     max_turns: int | None = Field(default=None, ge=1)
     """Addition. Model calls a session may make."""
     max_session_tokens: int | None = Field(default=None, ge=1)

@@ -17,14 +17,16 @@ from polar.spec import RuntimeSpec, validation_errors
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
 
 class EngineSpec(Part):
     """The inference server a lane talks to."""
 
     engine: str = "sglang"
+    """A name of the table of engines."""
     base_url: str
+    """Where it listens, as the node reaches it."""
     mode: Literal["token", "canonical"] = "token"
     """`token`: Polar renders and sends ids. `canonical`: the engine's chat endpoint renders, and says what it saw;
     traces may then drift. An engine without a token endpoint is always canonical."""
@@ -35,6 +37,7 @@ class EngineSpec(Part):
     renderer: str = "auto"
     """Model family's renderer, such as `chatml` or `qwen3`; auto: by the tokenizer's folder and the model's name."""
     timeout_seconds: float = Field(default=900.0, gt=0)
+    """How long one call may take."""
     parity_alarm: float = Field(default=1e-2, gt=0)
     """Mean difference between recorded and recomputed log-probabilities from which on `polar parity` calls it wrong:
     1e-2 suits half precision, 1e-4 single."""
@@ -44,37 +47,53 @@ class LaneSpec(Part):
     """A GPU-pinned queue with its engine."""
 
     name: str = Field(default="gpu0", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")
+    """Its queue; unique in the topology, so `node1.gpu0` where nodes share a broker."""
     engine: EngineSpec
+    """The engine of its own."""
     max_execute: int = Field(default=4, ge=1)
     """Agents that run at once."""
     ready_buffer: int = Field(default=4, ge=0)
     """Sessions prepared ahead of them."""
     max_evaluate: int = Field(default=4, ge=1)
+    """Evaluations that run at once."""
 
 
 class InferenceSpec(Part):
     """How the original names a node's engine."""
 
     engine: str = "sglang"
+    """A name of the table of engines."""
     base_url: str = "http://127.0.0.1:8000"
+    """Where it listens."""
     scheduler: str = "none"
+    """Taken for the original's sake."""
 
 
 class NodeSpec(Part):
     """One machine, with the original's fields, and `lanes`."""
 
     id: str = "local"
+    """Its name."""
     host: str = "127.0.0.1"
+    """Address that its proxy listens on."""
     port: int = Field(default=8081, ge=1, le=65535)
+    """And port."""
     public_url: str | None = None
     """How runtimes reach the proxy; None: from host and port."""
     model_served: str | None = None
+    """Name that the engine of `inference` serves."""
     inference: InferenceSpec | None = None
+    """Engine of the one lane of a node without `lanes`."""
     max_init_workers: int = Field(default=4, ge=1)
+    """`ready_buffer` of that lane."""
     max_run_workers: int = Field(default=2, ge=1)
+    """`max_execute` of that lane."""
     max_postrun_workers: int = Field(default=4, ge=1)
+    """`max_evaluate` of that lane."""
     default_runtime: RuntimeSpec | None = None
+    """Of tasks that name none."""
     lanes: tuple[LaneSpec, ...] = ()
+    """GPU-pinned queues, each with its engine."""
 
     @property
     def url(self) -> str:
@@ -113,17 +132,24 @@ class GatewaySpec(Part):
     """The nodes."""
 
     heartbeat_interval_seconds: int = Field(default=30, ge=1)
+    """Taken for the original's sake."""
     rollout_server_url: str | None = None
+    """Taken for the original's sake: nodes and API meet in Postgres."""
     completion_persistence: PersistenceSpec = PersistenceSpec()
+    """Taken for the original's sake."""
     nodes: tuple[NodeSpec, ...] = Field(default=(), min_length=0)
+    """One for each machine."""
 
 
 class RolloutSpec(Part):
-    """The API's own entry."""
+    """The API's own entry. What stands below `public_url` is taken for the original's sake, and does nothing."""
 
     host: str = "0.0.0.0"
+    """Address to listen on."""
     port: int = Field(default=8080, ge=1, le=65535)
+    """And port."""
     public_url: str | None = None
+    """How clients reach it; None: from host and port."""
     save_dir: str | None = None
     dispatch_poll_interval_seconds: float = 1.0
     callback_grace_seconds: float = 120.0
@@ -143,7 +169,9 @@ class Topology(Part):
     """The whole file."""
 
     rollout: RolloutSpec = RolloutSpec()
+    """The API."""
     gateway: GatewaySpec = GatewaySpec()
+    """The nodes."""
 
     @model_validator(mode="after")
     def _unique(self) -> Topology:

@@ -31,11 +31,11 @@ def sent_key() -> str | None:
     return request.headers.get("X-API-Key")
 
 
-def needed_scope() -> str:
+def scope_of(method: str, path: str) -> str:
     """Reading needs `read`; what touches everybody's work (nodes, the policy, the gate) `admin`; the rest `submit`."""
-    if request.method in ("GET", "HEAD"):
+    if method in ("GET", "HEAD"):
         return "read"
-    return "admin" if request.path.startswith(ADMIN_PATHS) else "submit"
+    return "admin" if path.startswith(ADMIN_PATHS) else "submit"
 
 
 def caller() -> uuid.UUID | None:
@@ -58,6 +58,7 @@ def register(app: Flask) -> None:
             found = keys.find(db, key)
         if found is None or not found.scopes:
             raise AuthError("this API key is unknown or revoked", code="unknown_key")
-        if needed_scope() not in found.scopes:
-            raise ForbiddenError(f"this API key lacks the scope {needed_scope()!r}")
+        needed = scope_of(request.method, request.path)
+        if needed not in found.scopes:
+            raise ForbiddenError(f"this API key lacks the scope {needed!r}")
         g.key_id = found.id

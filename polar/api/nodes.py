@@ -18,6 +18,7 @@ blueprint = Blueprint("nodes", __name__)
 
 @blueprint.get("/health")
 def health() -> Response:
+    """This process reaches its database; how many nodes are alive."""
     with transaction(current_app.config["DATABASE"]) as db:
         healthy = {lane.node_id for lane in lanes.alive(db)}
         return jsonify({"status": "ok", "nodes": len(healthy)})
@@ -42,6 +43,7 @@ def readyz() -> Response:
 
 @blueprint.get("/nodes")
 def list_nodes() -> Response:
+    """Every node with its lanes and how full they are."""
     with transaction(current_app.config["DATABASE"]) as db:
         all_lanes, loads = queries.lanes(db), queries.loads(db)
         return jsonify([wire.node(row, all_lanes, loads.get(row.id, {})) for row in queries.nodes(db)])
@@ -49,6 +51,7 @@ def list_nodes() -> Response:
 
 @blueprint.get("/nodes/<node_id>")
 def get_node(node_id: str) -> Response:
+    """One node with its lanes and how full they are."""
     with transaction(current_app.config["DATABASE"]) as db:
         return jsonify(_one(db, node_id))
 

@@ -1,0 +1,159 @@
+"""`python docs/generate.py` — writes docs/reference from the code: REST, command line, task, topology.
+
+A test runs it and compares, so the pages cannot fall behind. Explanations are written by hand, elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import BaseModel
+
+from polar import cli, spec, topology
+from polar.api import create_app, openapi
+from polar.settings import Settings
+
+FOLDER = Path(__file__).parent / "reference"
+WRITTEN = "<!-- Written by docs/generate.py from the code. -->\n"
+
+
+class NoDispatcher:
+    """The app is only looked at: nothing is published."""
+
+    def look(self, lane: str) -> None:
+        raise NotImplementedError
+
+    def wake(self, session_id: Any, stage: str, lane: str) -> None:
+        raise NotImplementedError
+
+
+def pages() -> dict[str, str]:
+    """Each page's text by its file's name."""
+    app = create_app(Settings(database_url="postgresql+psycopg://nobody@127.0.0.1/none"), NoDispatcher())
+    return {
+        "rest.md": WRITTEN + "\n".join(rest(openapi.build(app))),
+        "cli.md": WRITTEN + "\n".join(commands()),
+        "task.md": WRITTEN + "\n".join(models("The task", TASK, spec.TaskRequest)),
+        "topology.md": WRITTEN + "\n".join(models("The topology file", TOPOLOGY, topology.Topology)),
+    }
+
+
+TASK = """What `POST /rollout/task/submit` and `polar submit` take, as JSON or YAML. An unknown field is refused by its
+path. Fields marked *addition* are not in the original's schema; the rest has its names and meanings."""
+REST = """Made from `/openapi.json` (OpenAPI 3.1), which every API serves. A key goes into `Authorization: Bearer KEY`,
+`X-API-Key: KEY`, or the address, `http://polar:KEY@host`. Errors are problem documents (RFC 9457) whose `errors` name
+the fields. The proxy's own routes are those of the providers: [dialects](../dialects.md).
+"""
+COMMANDS = """What `polar COMMAND --help` says. Commands that talk to the API read `POLAR_URL` and `POLAR_API_KEY`.
+Shell completion: `eval "$(_POLAR_COMPLETE=bash_source polar)"`; `zsh_source` and `fish_source` for the others.
+"""
+TOPOLOGY = """Which nodes there are, their lanes, and the engines behind them; every `-c` takes it. The original's file
+loads as it is. An unknown key is refused by its path."""
+
+
+def rest(document: dict[str, Any]) -> Iterator[str]:
+    """One part for each operation."""
+    yield "# REST\n"
+    yield REST
+    for path, operations in document["paths"].items():
+        for method, each in operations.items():
+            yield f"## {method.upper()} {path}\n"
+            scope = each.get("x-polar-scope")
+            yield f"{each['summary']}. {each.get('description', '')}".strip() + "\n"
+            yield f"Scope: `{scope}`.\n" if scope else "Open to all.\n"
+            if "requestBody" in each:
+                name = each["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                link = "[TaskRequest](task.md)" if name == "TaskRequest" else f"`{name}`"
+                yield f"Body: {link}{'' if each['requestBody']['required'] else ', or nothing'}.\n"
+                if name != "TaskRequest":
+                    yield from fields(
+                        document["components"]["schemas"][name], document["components"]["schemas"], "task.md"
+                    )
+            named = [parameter for parameter in each["parameters"] if parameter["in"] != "path"]
+            if named:
+                yield "| parameter | in | what |\n|---|---|---|"
+                yield from (f"| `{one['name']}` | {one['in']} | {_cell(one)} |" for one in named)
+                yield ""
+            refusals = [code for code in each["responses"] if code not in ("200", "401", "403", "500")]
+            if refusals:
+                yield f"Refusals: {', '.join(refusals)}.\n"
+
+
+def _cell(parameter: dict[str, Any]) -> str:
+    schema = parameter["schema"]
+    notes = [f"default {schema['default']}"] if "default" in schema else []
+    notes += [f"at most {schema['maximum']}"] if "maximum" in schema else []
+    return parameter["description"] + (f" ({', '.join(notes)})" if notes else "")
+
+
+def fields(schema: dict[str, Any], others: Mapping[str, Any], page: str = "") -> Iterator[str]:
+    """A table of a schema's properties; `others` are the models that it may refer to, described on `page`."""
+    yield "| field | type | default | what |\n|---|---|---|---|"
+    for name, each in schema.get("properties", {}).items():
+        default = "required" if name in schema.get("required", ()) else _default(each)
+        own = others.get(each.get("$ref", "").rpartition("/")[2], {})
+        text = str(each.get("description") or own.get("description", "")).replace("\n", " ").replace("|", "\\|")
+        yield f"| `{name}` | {kind(each, page)} | {default} | {text} |"
+    yield ""
+
+
+def kind(schema: dict[str, Any], page: str) -> str:
+    """A property's type in a few words, with its limits."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}]({page}#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(kind(each, page) for each in schema["anyOf"]))
+    if "enum" in schema:
+        return " or ".join(f"`{each}`" for each in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {kind(schema['items'], page)}" if schema.get("items") else "list"
+    limits = [(word, schema[key]) for key, word in LIMITS.items() if key in schema]
+    return " ".join([str(schema.get("type", "any")), *(f"{word} {value:g}" for word, value in limits)])
+
+
+LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+def _default(schema: dict[str, Any]) -> str:
+    found = schema.get("default")
+    if found is None or found == {} or found == []:
+        return "–"
+    return "its defaults" if isinstance(found, dict) else f"`{found}`"
+
+
+def models(title: str, text: str, root: type[BaseModel]) -> Iterator[str]:
+    """A part for the root and for each model below it."""
+    schema = root.model_json_schema()
+    yield f"# {title}\n\n{text}\n"
+    others = schema.get("$defs", {})
+    yield from fields(schema, others)
+    for name, each in others.items():
+        yield f"## {name}\n"
+        yield str(each.get("description", "")) + "\n"
+        yield from fields(each, others)
+
+
+def commands() -> Iterator[str]:
+    """A part for each command, as its own help says it."""
+    yield "# Command line\n"
+    yield COMMANDS
+    for name, command in sorted(cli.main.commands.items()):
+        with click.Context(command, info_name=f"polar {name}", max_content_width=100, terminal_width=100) as context:
+            yield f"## polar {name}\n\n```text\n{command.get_help(context)}\n```\n"
+
+
+def write() -> None:
+    """Write every page."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text.rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    write()
+    sys.stdout.write(f"wrote {FOLDER}\n")
