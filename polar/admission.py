@@ -13,7 +13,8 @@ from sqlalchemy import ColumnElement, func, select, text
 from sqlalchemy.orm import Session
 
 from polar.errors import LimitError, SpecError
-from polar.models import RolloutSession, Task
+from polar.models import Policy, RolloutSession, Task
+from polar.policy import number
 from polar.spec import TaskRequest
 
 LOCK_CLASS = 7_362
@@ -47,6 +48,21 @@ def admit(
     _check_tasks(db, allowance.tasks, key_id)
     _check_sessions(db, allowance.sessions, key_id, request.num_samples)
     return None
+
+
+def check_age(db: Session, request: TaskRequest) -> None:
+    """A task that says which version it was made for is not begun when its tokens could not train any more.
+
+    Raises SpecError."""
+    row = db.get(Policy, 1)
+    bound = request.max_staleness
+    if bound is None and row is not None:
+        bound = row.max_staleness
+    made, latest = number(request.metadata.get("policy_version")), number(row.version if row is not None else None)
+    if bound is None or made is None or latest is None or latest - made <= bound:
+        return
+    said = f"{made} is {latest - made} versions behind the policy, {latest}, and max_staleness is {bound}"
+    raise SpecError.at("metadata.policy_version", f"{said}: nothing of it could train; submit it for {latest}")
 
 
 def _made_before(db: Session, request: TaskRequest, key_id: uuid.UUID | None, idempotency_key: str) -> Task | None:

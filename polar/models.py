@@ -10,7 +10,7 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKey, Identity, Index, LargeBinary, Text, text
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKey, Identity, Index, LargeBinary, Text, func, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -271,6 +271,33 @@ class Policy(Model):
     epoch: Mapped[int] = mapped_column(BigInteger, default=0)
     """Goes up with every change of this row: of two readings, the later one has more."""
     updated_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class WeightPush(Model):
+    """One lane's part of a weight push. Its clock is the database's."""
+
+    __tablename__ = "weight_pushes"
+    __table_args__ = (
+        Index("weight_pushes_unfinished", "node_id", postgresql_where=text("state IN ('queued', 'running')")),
+    )
+
+    push_id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
+    lane: Mapped[str] = mapped_column(primary_key=True)
+    node_id: Mapped[str]
+    version: Mapped[str]
+    path: Mapped[str]
+    """Of the checkpoint, as the engine's machine sees it."""
+    probe: Mapped[dict[str, Any] | None]
+    """What the new weights have to score, and how: {"prompt_ids", "output_ids", "logprobs"}."""
+    state: Mapped[str]
+    error: Mapped[str | None]
+    difference: Mapped[float | None]
+    """Mean absolute difference of the probe's log-probabilities."""
+    seconds: Mapped[float | None]
+    claimed_by: Mapped[str | None]
+    claimed_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.clock_timestamp())
+    ended_at: Mapped[datetime | None]
 
 
 class Proxy(Model):

@@ -208,7 +208,7 @@ class TaskRequest(Spec):
     """What a trainer posts; fans out into `num_samples` sessions."""
 
     task_id: TaskId
-    """Its name; a second task of the same name is refused."""
+    """Its name; that of a task which has ended may be used again."""
     instruction: str
     """What the agent is told."""
     num_samples: int = Field(default=1, ge=1, le=MAX_SESSIONS_PER_TASK)

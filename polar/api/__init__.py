@@ -12,7 +12,7 @@ import orjson
 from flask import Flask
 from flask.json.provider import JSONProvider
 
-from polar.api import auth, metrics, nodes, openapi, policy, problems, recorder, results, sessions, tasks
+from polar.api import auth, metrics, nodes, openapi, policy, problems, recorder, results, sessions, tasks, weights
 from polar.db import connect
 from polar.dispatch import Dispatcher
 from polar.settings import Settings
@@ -44,6 +44,7 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> Flask:
     app.register_blueprint(recorder.blueprint)
     app.register_blueprint(nodes.blueprint)
     app.register_blueprint(policy.blueprint)
+    app.register_blueprint(weights.blueprint)
     app.register_blueprint(openapi.blueprint)
     metrics.register(app)
     return app

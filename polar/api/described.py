@@ -12,6 +12,7 @@ from typing import Any
 from polar.api.policy import PolicyRequest
 from polar.api.recorder import RecorderRequest
 from polar.api.results import AckRequest
+from polar.api.weights import PushRequest
 from polar.spec import Spec, TaskRequest
 
 Schema = dict[str, Any]
@@ -116,6 +117,7 @@ OPERATIONS: dict[str, Described] = {
         },
         errors=(409, 422, 504),
     ),
+    "weights.push": Described(body=PushRequest, errors=(409, 422, 502, 504)),
     "policy.resume": Described(
         query={"wait": ({**SECONDS, "maximum": 3600, "default": 10}, "Seconds in which every proxy should go on.")},
         errors=(422,),

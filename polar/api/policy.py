@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from flask import Blueprint, Response, current_app, jsonify, request
@@ -42,7 +43,7 @@ class PolicyRequest(Spec):
 @blueprint.get("/rollout/policy")
 def get_policy() -> Response:
     """Name, version, staleness bound, the gate, and every living proxy process."""
-    return jsonify(_shown())
+    return jsonify(shown())
 
 
 @blueprint.put("/rollout/policy")
@@ -58,7 +59,7 @@ def put_policy() -> Response:
         values["version"] = str(values["version"])
     with transaction(current_app.config["DATABASE"]) as db:
         policy.change(db, **values)
-    return jsonify(_shown())
+    return jsonify(shown())
 
 
 @blueprint.post("/rollout/pause")
@@ -68,6 +69,27 @@ def pause() -> Response:
     wait = number("wait", PAUSE_SECONDS, low=0, high=MAX_WAIT_SECONDS)
     if mode not in (GateMode.DRAIN, GateMode.ABORT):
         raise SpecError.at("mode", f"{mode!r} is neither 'drain' nor 'abort'")
+    held = hold(mode, wait)
+    return jsonify(held.answer) if not held.late else held.problem(wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What came of closing the gate."""
+
+    answer: dict[str, Any]
+    late: list[Proxy]
+    """Proxies that may still be sampling."""
+
+    def problem(self, wait: float) -> Response:
+        """504, with the gate closed still."""
+        names = ", ".join(f"{each.id} ({each.in_flight} calls in flight)" for each in self.late)
+        detail = f"after {wait:g} s not every proxy holds, and the gate stays closed: {names}"
+        return problem(504, "not_holding", detail, more=self.answer)
+
+
+def hold(mode: str, wait: float) -> Held:
+    """Close the gate and wait until every living proxy holds, or the time is up. Raises ConflictError."""
     began = time.monotonic()
     with transaction(current_app.config["DATABASE"]) as db:
         policy.change(db, gate=mode)
@@ -75,23 +97,24 @@ def pause() -> Response:
     if found.gate == GateMode.OPEN:
         raise ConflictError("somebody resumed before every proxy was holding", code="resumed_meanwhile")
     late = found.not_holding()
-    answer = _shown() | _fate(found, began) | {"holds": not late, "not_holding": [each.id for each in late]}
-    if not late:
-        return jsonify(answer)
-    names = ", ".join(f"{each.id} ({each.in_flight} calls in flight)" for each in late)
-    detail = f"after {wait:g} s not every proxy holds, and the gate stays closed: {names}"
-    return problem(504, "not_holding", detail, more=answer)
+    answer = shown() | _fate(found, began) | {"holds": not late, "not_holding": [each.id for each in late]}
+    return Held(answer, late)
 
 
 @blueprint.post("/rollout/resume")
 def resume() -> Response:
     """Let every node go on; answers with what became of the calls that were in flight."""
-    wait, began = number("wait", RESUME_SECONDS, low=0, high=MAX_WAIT_SECONDS), time.monotonic()
+    return jsonify(let_go(number("wait", RESUME_SECONDS, low=0, high=MAX_WAIT_SECONDS)))
+
+
+def let_go(wait: float, **values: Any) -> dict[str, Any]:
+    """Open the gate, changing the policy's row by these values in the same step, and wait until all have heard."""
+    began = time.monotonic()
     with transaction(current_app.config["DATABASE"]) as db:
         before = policy.standing(db)
-        policy.change(db, gate=GateMode.OPEN.value)
+        policy.change(db, gate=GateMode.OPEN.value, **values)
     found = _await(wait, lambda standing: not standing.behind() or standing.gate != GateMode.OPEN)
-    return jsonify(_shown() | _fate(before, began) | {"not_resumed": [each.id for each in found.behind()]})
+    return shown() | _fate(before, began) | {"not_resumed": [each.id for each in found.behind()]}
 
 
 def _await(seconds: float, there: Callable[[Standing], bool]) -> Standing:
@@ -113,7 +136,8 @@ def _fate(standing: Standing, began: float) -> dict[str, Any]:
     }
 
 
-def _shown() -> dict[str, Any]:
+def shown() -> dict[str, Any]:
+    """The policy's row and every living proxy, for the wire."""
     with transaction(current_app.config["DATABASE"]) as db:
         row: Policy = policy.current(db)
         standing = policy.standing(db)

@@ -14,6 +14,7 @@ from polar import admission, lifecycle, queries, recording
 from polar.api import auth, wire
 from polar.api.tasks import allowance, check_families, json_body, number
 from polar.db import after_commit, transaction
+from polar.delivery import freshness
 from polar.errors import SpecError
 from polar.models import Completion
 from polar.spec import (
@@ -58,6 +59,7 @@ def open_session() -> Response:
     task = _task(json_body() if request.get_data() else {})
     with transaction(current_app.config["DATABASE"]) as db:
         admission.admit(db, task, allowance(), auth.caller())
+        admission.check_age(db, task)
         opened = recording.open_session(db, task, auth.caller())
         answer = _shown(opened.session, 0)
         answer |= {"base_url": opened.base_url, "api_key": opened.api_key}
@@ -77,7 +79,7 @@ def get_session(session_id: str) -> Response:
         session = queries.session(db, session_id)
         answer = _shown(session, _count(db, session_id))
         if session.ended_at is not None:
-            found = queries.trajectories_of(db, [session_id]).get(session_id)
+            found = freshness.trajectories_of(db, [session_id]).get(session_id)
             answer["result"] = wire.session_result(session, session.task, found)
         return jsonify(answer)
 

@@ -14,6 +14,7 @@ from polar.api import wire
 from polar.api.tasks import number
 from polar.bodies import Bodies, unpack
 from polar.db import transaction
+from polar.delivery import freshness
 from polar.errors import NotFoundError
 from polar.models import Completion, Media
 
@@ -54,7 +55,7 @@ def trajectory(session_id: str) -> Response:
     """The whole trajectory, token arrays and all."""
     with transaction(current_app.config["DATABASE"]) as db:
         session = queries.session(db, session_id)
-        found = queries.trajectories_of(db, [session_id]).get(session_id)
+        found = freshness.trajectories_of(db, [session_id]).get(session_id)
         return jsonify(wire.trajectory(session, session.task, found))
 
 

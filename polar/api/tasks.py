@@ -40,6 +40,7 @@ def submit() -> Response:
         before = admission.admit(db, task, allowance(), key_id, sent)
         if before is not None:
             return jsonify({"task_id": before.task_id, "status": before.state, "duplicate": True})
+        admission.check_age(db, task)
         lifecycle.submit(db, task, key_id, sent)
         for lane in lanes.alive(db):
             if task.lanes is None or lane.name in task.lanes:

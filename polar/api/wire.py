@@ -16,6 +16,7 @@ import zstandard
 from sqlalchemy.orm import Session
 
 from polar import queries
+from polar.delivery import freshness
 from polar.lifecycle import LANE_ALIVE_SECONDS, STAGES, Stage, State
 from polar.models import Delivery, Lane, Node, RolloutSession, SessionEvent, Task, TraceRow, TrajectoryRow, now
 from polar.queries import counts_at
@@ -169,7 +170,7 @@ def task_status(
 def load_task_status(db: Session, task: Task, *, full: bool = True) -> dict[str, Any]:
     """TaskStatus with everything that it needs read from the tables."""
     sessions = queries.sessions_of(db, task.id)
-    found = queries.trajectories_of(db, [each.id for each in sessions if each.ended_at is not None])
+    found = freshness.trajectories_of(db, [each.id for each in sessions if each.ended_at is not None])
     return task_status(task, sessions, found, full=full)
 
 
@@ -184,7 +185,7 @@ def callback_body(db: Session, delivery: Delivery) -> dict[str, Any]:
     if delivery.session_id is None:
         return task_result(db, db.get_one(Task, delivery.task_pk))
     session = db.get_one(RolloutSession, delivery.session_id)
-    found = queries.trajectories_of(db, [session.id]).get(session.id)
+    found = freshness.trajectories_of(db, [session.id]).get(session.id)
     return session_result(session, session.task, found)
 
 

@@ -13,7 +13,7 @@ from polar.cli.client import cancel, status, submit
 from polar.cli.demo import demo
 from polar.cli.doctor import doctor
 from polar.cli.parity import parity
-from polar.cli.policy import pause, policy, resume
+from polar.cli.policy import pause, policy, push, resume
 from polar.cli.replay import replay
 from polar.cli.results import results
 from polar.cli.serve import serve_engine, serve_gateway, serve_rollout
@@ -44,6 +44,6 @@ def main() -> None:
     """
 
 
-CLIENTS = (submit, status, cancel, results, policy, pause, resume, replay)
+CLIENTS = (submit, status, cancel, results, policy, push, pause, resume, replay)
 for command in (up, demo, *CLIENTS, doctor, parity, serve_rollout, serve_gateway, serve_engine):
     main.add_command(command)

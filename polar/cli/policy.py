@@ -38,6 +38,48 @@ def policy(
     _show(found, as_json)
 
 
+@click.command(epilog="Example: polar push /checkpoints/12 --version 12 --mode abort")
+@click.argument("path")
+@CONFIG
+@URL
+@AS_JSON
+@click.option("--version", required=True, help="What the weights are called; whole numbers can be compared.")
+@click.option(
+    "--mode",
+    type=click.Choice(["drain", "abort"]),
+    default="drain",
+    show_default=True,
+    help="drain: let calls in flight end first. abort: cut them; they go on with the new weights.",
+)
+@click.option("--lane", "lanes", multiple=True, help="Only this lane's engine; may be given several times.")
+@click.option(
+    "--probe", type=click.File("rb"), help="JSON with prompt_ids, output_ids and their logprobs, to check by."
+)
+@click.option("--wait", default=300.0, show_default=True, help="Seconds for the gate to hold, and for the engines.")
+def push(
+    path: str,
+    config: Path | None,
+    rollout_url: str | None,
+    as_json: bool,
+    version: str,
+    mode: str,
+    lanes: tuple[str, ...],
+    probe: Any,
+    wait: float,
+) -> None:
+    """Give every lane's engine the weights at PATH, with the gate closed meanwhile.
+
+    PATH is a checkpoint's folder as the engines' machines see it. If any engine fails the gate stays closed."""
+    body: dict[str, Any] = {"version": version, "path": path, "mode": mode, "wait": wait}
+    if lanes:
+        body["lanes"] = lanes
+    if probe is not None:
+        body["probe"] = json.load(probe)
+    client = connect(config, rollout_url)
+    found = client.call("POST", "/rollout/policy/push", json=body, timeout=2 * wait + 30)
+    _show(found, as_json)
+
+
 @click.command(epilog="Example: polar pause --mode abort --wait 60")
 @CONFIG
 @URL
@@ -77,6 +119,9 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
         console.print(f"  {proxy['id']}: {proxy['in_flight']} in flight, {proxy['held']} held", soft_wrap=True)
     if calls := found.get("calls"):
         console.print("calls: " + ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in calls.items()))
+    for lane, row in found.get("lanes", {}).items():
+        gap = "" if row["difference"] is None else f", probe {row['difference']:.2g} nats off"
+        console.print(f"  {lane}: has the weights after {row['seconds']:.1f} s{gap}")
     for proxy in found.get("lost", []):
         console.print(f"  lost: {proxy['id']} stopped with {proxy['in_flight']} calls in flight", soft_wrap=True)
     for proxy_id in found.get("not_resumed", []):

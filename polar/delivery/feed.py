@@ -28,8 +28,8 @@ from sqlalchemy import BigInteger, Engine, Text, column, func, literal, select, 
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.orm import Session, joinedload
 
-from polar import queries
 from polar.db import transaction
+from polar.delivery import freshness
 from polar.errors import ConflictError, SpecError
 from polar.models import Consumer, Feed, RolloutSession, Task, TraceRow, TrajectoryRow, now
 
@@ -130,7 +130,7 @@ def load(database: Engine, places: Sequence[Place]) -> Iterator[list[Ended]]:
         with transaction(database) as db:
             query = select(RolloutSession).where(RolloutSession.id.in_(some)).options(joinedload(RolloutSession.task))
             sessions = sorted(db.scalars(query), key=lambda each: some[each.id])
-            found = queries.trajectories_of(db, list(some))
+            found = freshness.trajectories_of(db, list(some))
         yield [Ended(some[each.id], each, each.task, found.get(each.id)) for each in sessions]
 
 

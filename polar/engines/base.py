@@ -100,6 +100,8 @@ class Engine(ABC):
     KEEPS_PARTIALS: ClassVar[bool] = True
     """An aborted `generate` gives what was sampled until then; otherwise it is lost."""
 
+    TAKES_WEIGHTS: ClassVar[bool] = False
+    """Can be told over HTTP to take a checkpoint's weights."""
     PROCESSED_BY: ClassVar[str] = "take an engine whose log-probabilities are of the distribution it draws from"
     """What to do so that its log-probabilities are `processed`; ends up in the middle of a sentence."""
 
@@ -138,3 +140,8 @@ class Engine(ABC):
     @abstractmethod
     async def score(self, ids: list[int]) -> list[float | None]:
         """Log-probability of each id after the ones before it (teacher forcing); the first is None."""
+
+    async def update_weights(self, path: str, version: str) -> None:
+        """Take the weights of the checkpoint at `path`, as the engine's machine sees it, under this version's name;
+        forget what was cached of the old ones. Returns once they are in use. Raises EngineError."""
+        raise EngineError(f"the {self.name} engine takes no weights over HTTP", code="takes_no_weights")

@@ -27,6 +27,7 @@ class SGLangEngine(HTTPEngine):
     name = "sglang"
     STREAMS_IDS = True
     CHATS = True
+    TAKES_WEIGHTS = True
     PRODUCT = "stock SGLang 0.5.10 or newer"
     PROCESSED_BY = (
         "sample by temperature alone, for SGLang's log-probabilities are of the distribution before top_p, top_k and "
@@ -101,6 +102,16 @@ class SGLangEngine(HTTPEngine):
         if not isinstance(pairs, list) or [pair[1] for pair in pairs] != ids:
             raise self._broken("meta_info.input_token_logprobs")
         return [pair[0] for pair in pairs]
+
+    async def update_weights(self, path: str, version: str) -> None:
+        told = await self._ask(
+            "/update_weights_from_disk", {"model_path": path, "weight_version": version, "flush_cache": True}
+        )
+        if not told.get("success"):
+            raise EngineError(f"the engine kept its weights: {told.get('message')}", code="engine_refused")
+        found = (await self._get("/model_info", "/get_model_info")).get("weight_version")
+        if found != version:
+            raise EngineError(f"the engine says that its weights are {found!r} after the push", code="engine_contract")
 
     def _body(self, ids: PromptIds, sampling: Sampling, request_id: str | None) -> dict[str, Any]:
         asked = sampling.asked()

@@ -95,6 +95,7 @@ class VLLMEngine(HTTPEngine):
     name = "vllm"
     STREAMS_IDS = True
     CHATS = True
+    TAKES_WEIGHTS = True
     PRODUCT = "stock vLLM 0.14 or newer"
     PROCESSED_BY = "start vLLM with --logprobs-mode processed_logprobs"
 
@@ -133,6 +134,22 @@ class VLLMEngine(HTTPEngine):
                 raise
             return False
         return str(choices[0].get("text", "")).strip() == "7"
+
+    async def update_weights(self, path: str, version: str) -> None:
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        for route, body in (
+            ("/collective_rpc", reload),
+            ("/reset_prefix_cache", {}),
+            ("/update_weight_version", {"new_version": version}),
+        ):
+            try:
+                async with self._post(route, body):
+                    pass
+            except EngineError as error:
+                if error.status != 404:
+                    raise
+                said = f"the engine at {self.url} has no {route}: start vLLM with VLLM_SERVER_DEV_MODE=1"
+                raise EngineError(said, code="takes_no_weights") from error
 
     async def generate(self, prompt_ids: PromptIds, sampling: Sampling, *, request_id: str) -> Generation:
         async for item in self._sample(prompt_ids, sampling, request_id, PACE):

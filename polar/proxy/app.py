@@ -26,6 +26,7 @@ from polar.proxy.gate import Gate
 from polar.proxy.ledgers import Ledgers
 from polar.proxy.limits import Limits
 from polar.proxy.pool import EnginePool
+from polar.proxy.pushes import Pushes
 from polar.proxy.reads import Reads
 from polar.proxy.recorder import Recorder
 from polar.proxy.relay import json_response
@@ -69,12 +70,15 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
         pool = EnginePool()
         gate = Gate()
         watch = Watch(settings.database_url, settings.node_id, gate, limits.beat)
+        pushes = Pushes(settings.database_url, settings.node_id, pool, watch.pushed)
         await watch.begin()
+        pushes.begin()
         writing = asyncio.create_task(recorder.run())
         app.state.reads = reads
         app.state.store = Store(reads, recorder)
         app.state.calls = ModelCalls(pool, Ledgers(reads), BodyStore(reads, limits.aside_bytes), recorder, gate, limits)
         yield
+        await pushes.close()
         await watch.close()
         recorder.close()
         await writing

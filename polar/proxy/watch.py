@@ -20,6 +20,7 @@ from polar.log import line
 from polar.policy import CHANNEL, PROXY_REMEMBERED_SECONDS
 from polar.proxy.database import Database
 from polar.proxy.gate import Gate, Report, policy_of
+from polar.weights import CHANNEL as WEIGHTS_CHANNEL
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class Watch:
 
     def __init__(self, url: str, node_id: str, gate: Gate, beat: float) -> None:
         """`beat`: seconds between two looks when nothing is heard."""
+        self.pushed = asyncio.Event()
+        """Set when a weight push was asked for: it is heard over the same connection."""
         self.id = f"{node_id}/{socket.gethostname()}:{os.getpid()}/{uuid.uuid4().hex[:6]}"
         self._node_id = node_id
         self._database = Database(url, 2)
@@ -105,9 +108,10 @@ class Watch:
                 async with self._database.connection() as db:
                     await db.execute(FORGET, {"seconds": PROXY_REMEMBERED_SECONDS})
                     await db.execute(f"LISTEN {CHANNEL}", prepare=False)
+                    await db.execute(f"LISTEN {WEIGHTS_CHANNEL}", prepare=False)
                     self._gate.news.set()
-                    async for _ in db.notifies():
-                        self._gate.news.set()
+                    async for notice in db.notifies():
+                        (self.pushed if notice.channel == WEIGHTS_CHANNEL else self._gate.news).set()
             except psycopg.Error as error:
                 logger.warning(line("no news of the policy; looking instead", error=type(error).__name__))
             await asyncio.sleep(AGAIN)

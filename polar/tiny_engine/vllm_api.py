@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 import polar
 from polar.tiny_engine import chat
+from polar.tiny_engine.model import CheckpointError
 from polar.tiny_engine.requests import Completion, Engine, Request, Token
 from polar.tiny_engine.wire import (
     BadRequest,
@@ -50,6 +51,21 @@ class StreamOptions(BaseModel):
     """`stream_options` of /v1/completions."""
 
     include_usage: bool = False
+
+
+class ReloadArguments(BaseModel):
+    """`kwargs` of reload_weights."""
+
+    weights_path: str
+
+
+class RPCBody(BaseModel):
+    """The body of /collective_rpc."""
+
+    model_config = ConfigDict(extra="forbid")
+    method: str
+    timeout: float | None = None
+    kwargs: ReloadArguments
 
 
 class CompletionBody(VLLMSampling):
@@ -146,6 +162,8 @@ class VLLMSurface:
             Route("/version", self.version, methods=get),
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
+            Route("/collective_rpc", self.collective_rpc, methods=post),
+            Route("/reset_prefix_cache", self.reset_prefix_cache, methods=post),
         ]
 
     async def models(self, http: HTTPRequest) -> Response:
@@ -317,6 +335,21 @@ class VLLMSurface:
             "stop_reason": matched if self._named_stop(sampling, matched) else None,
             "weight_versions": state.spans() if state.finish else None,
         }
+
+    async def collective_rpc(self, http: HTTPRequest) -> Response:
+        """Of all that a worker of vLLM's can be told: to take a checkpoint's weights."""
+        body = await read_body(http, RPCBody)
+        if body.method != "reload_weights":
+            raise BadRequest(f"there is no method {body.method!r} here", "method", status=404)
+        try:
+            await self.engine.update_weights(body.kwargs.weights_path, None)
+        except CheckpointError as error:
+            raise BadRequest(str(error), "kwargs.weights_path") from error
+        return json_response({"results": [None]})
+
+    async def reset_prefix_cache(self, http: HTTPRequest) -> Response:
+        """Nothing to do: no prefix outlives its request here."""
+        return Response()
 
     def _requests(
         self, model: str | None, prompts: list[list[int]], sampling: VLLMSampling, rid: str, fields: tuple[str, str]

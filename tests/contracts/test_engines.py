@@ -31,6 +31,7 @@ from polar.errors import EngineError
 from polar.messages import Message, ModelRequest, Sampling, Tool
 from polar.registry import load
 from polar.renderers import for_folder
+from tests.fakes.checkpoints import shifted
 
 MODEL = Path(__file__).parents[2] / "polar" / "tiny_engine" / "model"
 PROMPT = for_folder(MODEL).render((), ())
@@ -193,6 +194,23 @@ def test_says_which_weights(member: type[Engine], model_url: str) -> None:
     """Where an engine says which weights sampled, its passport says that it does."""
     found = using(member, model_url, probe)
     assert found.weight_versions is (member not in (VLLMWithoutScaleOut, members()["llama_cpp"]))
+
+
+@pytest.mark.parametrize("name", [name for name, member in members().items() if member.TAKES_WEIGHTS])
+def test_takes_weights(name: str, tmp_path: Path) -> None:
+    """A checkpoint is taken under its version's name and samples from then on; what is no checkpoint is refused."""
+    member = members()[name]
+    other = shifted(tmp_path / "other")
+    with served("polar.tiny_engine", "--model", str(MODEL)) as url:
+        old = using(member, url, lambda engine: engine.score(PROMPT))
+        with pytest.raises(EngineError, match="no such|no model|not"):
+            using(member, url, lambda engine: engine.update_weights(str(tmp_path / "none"), "6"))
+        assert using(member, url, lambda engine: engine.score(PROMPT)) == old
+        using(member, url, lambda engine: engine.update_weights(str(other), "7"))
+        assert using(member, url, lambda engine: engine.score(PROMPT)) != old
+        made = using(member, url, lambda e: e.generate(PROMPT, Sampling(max_tokens=2), request_id="a"))
+        if made.policy_versions:
+            assert {span["version"] for span in made.policy_versions} == {"7"}
 
 
 def test_length(member: type[Engine], model_url: str) -> None:

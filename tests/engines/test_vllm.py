@@ -176,31 +176,27 @@ def test_schema(real: Real) -> None:
 
 def test_parity_sees_a_push(real: Real, tmp_path: Path) -> None:
     """Weights that differ by a hundredth raise the alarm; with the old ones back, all is well."""
-    with httpx.Client(base_url=real.url, timeout=120) as http:
 
-        def push(folder: Path, version: str) -> None:
-            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            assert http.post("/collective_rpc", json=body).status_code == 200
-            assert http.post("/reset_prefix_cache").status_code == 200
-            assert http.post("/update_weight_version", json={"new_version": version}).status_code == 200
+    def push(folder: Path, version: str) -> None:
+        using(VLLMEngine, real.url, lambda e: e.update_weights(str(folder), version))
 
-        before = using(VLLMEngine, real.url, samples)
-        assert using(VLLMEngine, real.url, lambda e: check(e, before, alarm=FLOAT_NOISE)).well
-        push(checkpoint(tmp_path / "other", shift=0.05), "other")
-        try:
-            changed = using(VLLMEngine, real.url, lambda e: check(e, before, alarm=FLOAT_NOISE))
-            fresh = using(VLLMEngine, real.url, samples)
-            consistent = using(VLLMEngine, real.url, lambda e: check(e, fresh, alarm=FLOAT_NOISE))
-            told = using(VLLMEngine, real.url, lambda e: e.generate(PROMPT, Sampling(max_tokens=4), request_id="v"))
-            passport = using(VLLMEngine, real.url, lambda e: e.passport())
-        finally:
-            push(real.folder, "default")
-        assert not changed.well
-        assert changed.mean > 10 * FLOAT_NOISE
-        assert consistent.well
-        assert passport.weight_version == "other"
-        assert {span["version"] for span in told.policy_versions} == ({"other"} if real.opened else set())
-        assert using(VLLMEngine, real.url, lambda e: check(e, before, alarm=FLOAT_NOISE)).well
+    before = using(VLLMEngine, real.url, samples)
+    assert using(VLLMEngine, real.url, lambda e: check(e, before, alarm=FLOAT_NOISE)).well
+    push(checkpoint(tmp_path / "other", shift=0.05), "other")
+    try:
+        changed = using(VLLMEngine, real.url, lambda e: check(e, before, alarm=FLOAT_NOISE))
+        fresh = using(VLLMEngine, real.url, samples)
+        consistent = using(VLLMEngine, real.url, lambda e: check(e, fresh, alarm=FLOAT_NOISE))
+        told = using(VLLMEngine, real.url, lambda e: e.generate(PROMPT, Sampling(max_tokens=4), request_id="v"))
+        passport = using(VLLMEngine, real.url, lambda e: e.passport())
+    finally:
+        push(real.folder, "default")
+    assert not changed.well
+    assert changed.mean > 10 * FLOAT_NOISE
+    assert consistent.well
+    assert passport.weight_version == "other"
+    assert {span["version"] for span in told.policy_versions} == ({"other"} if real.opened else set())
+    assert using(VLLMEngine, real.url, lambda e: check(e, before, alarm=FLOAT_NOISE)).well
 
 
 def converse(url: str) -> None:
