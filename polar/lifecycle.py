@@ -125,14 +125,14 @@ def submit(
 # ── moves ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def claim(db: Session, session_id: str, stage: Stage, worker: str) -> RolloutSession | None:
-    """queued → running with a lease; None if the message was stale or the lane has no room to execute."""
+def claim(db: Session, session_id: str, stage: Stage, worker: str, lane: str | None = None) -> RolloutSession | None:
+    """queued → running with a lease; None if the message was stale (also: not this `lane`'s), or there is no room."""
     found = db.execute(
         select(RolloutSession, CLOCK, CLOSED_AT)
         .where(RolloutSession.id == session_id)
         .with_for_update(skip_locked=True, of=RolloutSession)
     ).one_or_none()
-    if found is None or (found[0].stage, found[0].state) != (stage, State.QUEUED):
+    if found is None or (found[0].stage, found[0].state) != (stage, State.QUEUED) or lane not in (None, found[0].lane):
         return None
     session, moment, closed_at = found
     if stage is Stage.EXECUTE and not _room_to_execute(db, session.lane):

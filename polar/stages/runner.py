@@ -53,7 +53,7 @@ class Lane:
         if self.leases.stopping.is_set():
             return False
         with transaction(self.database) as db:
-            session = lifecycle.claim(db, session_id, stage, self.worker)
+            session = lifecycle.claim(db, session_id, stage, self.worker, self.spec.name)
             if session is None:
                 return False
             task = TaskRequest.model_validate(session.task.spec)
