@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections import Counter
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, select, update
 
 from polar import lanes, lifecycle, placement, queries, rehoming
-from polar.api import wire
-from polar.cli.doctor import nodes as checks_of_lanes
 from polar.db import transaction
-from polar.embedded import free_port
 from polar.errors import LostLeaseError
-from polar.leases import LeaseKeeper
 from polar.lifecycle import Stage, State
 from polar.models import Lane, Leftover, Node, RolloutSession, SessionEvent, TraceRow, TrajectoryRow, now
-from polar.settings import Settings
-from polar.stages.runner import Lane as AtWork
 from polar.sweep import sweep
 from polar.topology import EngineSpec, LaneSpec, NodeSpec
 from tests.fakes.dispatcher import FakeDispatcher
 from tests.fakes.tasks import task
-from tests.integration.rig import process
 
 MINUTES = timedelta(minutes=2)
 
@@ -170,48 +161,6 @@ def test_a_lane_whose_engine_is_down_takes_nothing(database: Engine) -> None:
     assert claim(database, first, Stage.EXECUTE) is not None
 
 
-def test_a_lane_finds_out_by_itself(database: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two looks that find no engine, one line in the log, a lane that says so everywhere; and the way back."""
-    port = free_port()
-    script = tmp_path / "script.json"
-    script.write_text('{"scripts": [{"answers": [{"content": "yes"}]}]}')
-    argv = [sys.executable, "-m", "polar.tiny_engine", "--script", str(script), "--port", str(port)]
-    spec = LaneSpec(name="a.gpu0", engine=EngineSpec(base_url=f"http://127.0.0.1:{port}"), max_execute=1)
-    node, dispatcher = NodeSpec(id="a", lanes=(spec,)), FakeDispatcher()
-    url = database.url.render_as_string(hide_password=False)
-    lane = AtWork(database, Settings(), node, spec, dispatcher, LeaseKeeper(database), "w")
-    lane.beat()
-    caplog.set_level("INFO", "polar")
-    with process(argv, f"http://127.0.0.1:{port}/model_info"):
-        lane.look_at_engine()
-    lane.look_at_engine()
-    assert _state(database) == ("pulling", True), "one miss may be a restart"
-    lane.look_at_engine()
-    lane.look_at_engine()
-    assert _state(database)[0] == "engine_down"
-    assert caplog.text.count("lane takes nothing: its engine is down") == 1
-    (check,) = checks_of_lanes(Settings(database_url=url))
-    assert check[:2] == ("lane a.gpu0", False) and "takes no sessions" in check[2] and f":{port}" in check[2]
-    (waiting,) = submit(database)
-    assert lane.look() == 0
-    with process(argv, f"http://127.0.0.1:{port}/model_info"):
-        lane.look_at_engine()
-    assert _state(database) == ("pulling", True)
-    assert "engine is back" in caplog.text
-    assert [(waiting, "prewarm", "a.gpu0")] == dispatcher.woken
-    assert list(checks_of_lanes(Settings(database_url=url))) == [("lane a.gpu0", True, "takes sessions")]
-    silence(database, "a")
-    ((_, well, said),) = checks_of_lanes(Settings(database_url=url))
-    assert not well and "polar serve_gateway" in said
-
-
-def _state(database: Engine) -> tuple[str, bool]:
-    with transaction(database) as db:
-        (row,) = queries.nodes(db)
-        (shown,) = wire.node(row, queries.lanes(db), {})["lanes"]
-    return shown["state"], shown["engine_error"] is None
-
-
 # ── a node that is gone ────────────────────────────────────────────────────────────────────────────
 
 
@@ -251,6 +200,9 @@ def test_a_session_of_a_node_that_is_gone_begins_again_elsewhere(database: Engin
     with pytest.raises(LostLeaseError), transaction(database) as db:
         lifecycle.advance(db, db.merge(old, load=False))
     assert [session_id] == place(database, "b")
+    with transaction(database) as db:  # a message that waited for node a in the broker
+        assert lifecycle.claim(db, session_id, Stage.PREWARM, "w", "a.gpu0") is None
+        assert lifecycle.claim(db, session_id, Stage.PREWARM, "w", "b.gpu0") is not None
 
 
 def test_nobody_moves_while_there_is_nobody_else(database: Engine) -> None:
