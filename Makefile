@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo up test test-unit test-engines test-harnesses test-chaos fuzz check docs format tiny-model clean
+.PHONY: help demo up test test-unit test-engines test-harnesses test-chaos test-nodes fuzz check docs format tiny-model clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,9 @@ test-engines: $(VENV)/.ready ## Install a real vLLM for CPU (3 GB) and run every
 
 test-chaos: $(VENV)/.ready ## Kill every process in turn, check every promise, and write docs/reliability.md's table
 	POLAR_TEST_CHAOS=all $(BIN)/pytest tests/chaos
+
+test-nodes: $(VENV)/.ready ## Several nodes at their own addresses: cut off, drained, added (needs root)
+	POLAR_TEST_NODES=all $(BIN)/pytest tests/nodes
 
 check: $(VENV)/.ready ## Lint, types, and the direction of imports
 	$(BIN)/ruff check .

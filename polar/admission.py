@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from datetime import timedelta
 
 from sqlalchemy import ColumnElement, func, select, text
 from sqlalchemy.orm import Session
 
-from polar.errors import LimitError, SpecError
-from polar.models import Policy, RolloutSession, Task
+from polar.errors import ConflictError, LimitError, NotFoundError, SpecError
+from polar.lifecycle import TaskState, cancel_task
+from polar.models import Policy, RolloutSession, Task, now
 from polar.policy import number
 from polar.spec import TaskRequest
 
 LOCK_CLASS = 7_362
+NAME_LOCK_CLASS = 7_363
 LONGEST_IDEMPOTENCY_KEY = 255
+BURIED_SECONDS = 300.0
+"""How long a cancel that came before its task is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,12 @@ def admit(
 ) -> Task | None:
     """The task that this very submit made before, or None: then it may be made now, in this transaction.
 
-    Raises LimitError when the key has too much open, and SpecError for what waiting would not help."""
+    Raises LimitError when the key has too much open, SpecError for what waiting would not help, and ConflictError for
+    a task that was cancelled before it came."""
+    _refuse_buried(db, request.task_id)
     if idempotency_key is None and not allowance.tasks and not allowance.sessions:
         return None
-    lock = text("SELECT pg_advisory_xact_lock(:class, hashtext(:key))")
-    db.execute(lock, {"class": LOCK_CLASS, "key": str(key_id or "")})
+    _one_at_a_time(db, LOCK_CLASS, str(key_id or ""))
     if idempotency_key is not None and (before := _made_before(db, request, key_id, idempotency_key)) is not None:
         return before
     _check_tasks(db, allowance.tasks, key_id)
@@ -63,6 +69,36 @@ def check_age(db: Session, request: TaskRequest) -> None:
         return
     said = f"{made} is {latest - made} versions behind the policy, {latest}, and max_staleness is {bound}"
     raise SpecError.at("metadata.policy_version", f"{said}: nothing of it could train; submit it for {latest}")
+
+
+def cancel_early(db: Session, task_id: str) -> Task:
+    """Cancel a task that may not have come yet: then a submit of that name is refused for BURIED_SECONDS.
+
+    Kept as a task without sessions."""
+    _one_at_a_time(db, NAME_LOCK_CLASS, task_id)
+    try:
+        return cancel_task(db, task_id)
+    except NotFoundError:
+        moment = now()
+        values = {"task_id": task_id, "spec": {"agent": {}}, "num_samples": 0, "state": TaskState.CANCELLED}
+        row = Task(**values, created_at=moment, updated_at=moment, ended_at=moment)
+        db.add(row)
+        return row
+
+
+def _one_at_a_time(db: Session, kind: int, name: str) -> None:
+    db.execute(text("SELECT pg_advisory_xact_lock(:kind, hashtext(:name))"), {"kind": kind, "name": name})
+
+
+def _refuse_buried(db: Session, task_id: str) -> None:
+    _one_at_a_time(db, NAME_LOCK_CLASS, task_id)  # a cancel of this name comes before this submit or after it
+    since = now() - timedelta(seconds=BURIED_SECONDS)
+    buried = select(Task.id).where(
+        Task.task_id == task_id, Task.current, Task.num_samples == 0, Task.created_at > since
+    )
+    if db.scalar(buried) is not None:
+        said = f"task_id {task_id!r} was cancelled before it was submitted; take another name"
+        raise ConflictError(said, code="task_cancelled")
 
 
 def _made_before(db: Session, request: TaskRequest, key_id: uuid.UUID | None, idempotency_key: str) -> Task | None:

@@ -9,8 +9,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.orm import Session
+
+CLIENT: dict[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 8000,
+}
+"""A line that is cut says nothing: within some ten seconds a connection over it is given up."""
+SERVER = """
+    SELECT set_config(name, setting, false) FROM (VALUES
+        ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3'),
+        ('tcp_user_timeout', '10000'), ('idle_in_transaction_session_timeout', '60000')) AS wanted (name, setting)
+"""
+"""The same at the server's end: what a node that was cut off had locked is free again soon after."""
 
 
 def normal_url(url: str) -> str:
@@ -23,7 +38,16 @@ def normal_url(url: str) -> str:
 
 def connect(url: str, *, pool_size: int = 8) -> Engine:
     """An engine whose connections are tested before use, so that a database restart costs no request."""
-    return create_engine(normal_url(url), pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
+    made = create_engine(
+        normal_url(url), pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True, connect_args=CLIENT
+    )
+
+    @event.listens_for(made, "connect")
+    def _tell_the_server(connection: Any, _: Any) -> None:
+        connection.execute(SERVER)
+        connection.commit()
+
+    return made
 
 
 def after_commit(db: Session, action: Callable[[], Any]) -> None:

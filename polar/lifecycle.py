@@ -21,22 +21,27 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from sqlalchemy import CursorResult, func, insert, select, update
+from sqlalchemy import CursorResult, case, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from polar import tracing
 from polar.db import after_commit
 from polar.errors import ConflictError, LostLeaseError, NodeError, NotFoundError, SessionError
-from polar.models import Delivery, Lane, RolloutSession, SessionEvent, Task, TraceRow, now
+from polar.models import Delivery, Lane, Leftover, Policy, RolloutSession, SessionEvent, Task, TraceRow, now
 from polar.spec import TaskRequest
 
 LEASE_SECONDS = 10.0
 """A worker that has not renewed for this long is taken for dead."""
 HEARTBEAT_SECONDS = 2.5
-REWAKE_SECONDS = 10.0
-"""A queued row whose last wake-up is older gets another: an emptied broker heals itself."""
 MAX_STAGE_ATTEMPTS = 3
 LANE_ALIVE_SECONDS = 15.0
+MAX_REHOMES = 3
+"""A session that was lost with this many nodes is not tried on another."""
+CLOCK = func.clock_timestamp()
+"""Leases and heartbeats go by the database's clock: nodes need not agree on the time."""
+CLOSED_AT = select(Policy.closed_at).scalar_subquery()
+SESSION_CLOCK = func.coalesce(CLOSED_AT, CLOCK)
+"""Deadlines go by this: while the gate is closed it stands still (`polar.policy`)."""
 
 
 class Stage(StrEnum):
@@ -120,17 +125,24 @@ def submit(
 # ── moves ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def claim(db: Session, session_id: str, stage: Stage, worker: str) -> RolloutSession | None:
-    """queued → running with a lease; None if the message was stale or the lane has no room to execute."""
-    session = db.scalar(select(RolloutSession).where(RolloutSession.id == session_id).with_for_update(skip_locked=True))
-    if session is None or (session.stage, session.state) != (stage, State.QUEUED):
+def claim(db: Session, session_id: str, stage: Stage, worker: str, lane: str | None = None) -> RolloutSession | None:
+    """queued → running with a lease; None if the message was stale (also: not this `lane`'s), or there is no room."""
+    found = db.execute(
+        select(RolloutSession, CLOCK, CLOSED_AT)
+        .where(RolloutSession.id == session_id)
+        .with_for_update(skip_locked=True, of=RolloutSession)
+    ).one_or_none()
+    if found is None or (found[0].stage, found[0].state) != (stage, State.QUEUED) or lane not in (None, found[0].lane):
         return None
+    session, moment, closed_at = found
     if stage is Stage.EXECUTE and not _room_to_execute(db, session.lane):
         return None
-    moment = now()
     if session.deadline_at is None:
-        session.deadline_at = moment + timedelta(seconds=session.task.spec["timeout_seconds"])
-    if session.deadline_at <= moment and stage is not Stage.RECONSTRUCT:  # what was captured is kept, also late
+        if closed_at is not None:  # read again, so that the gate cannot open between this and the commit
+            closed_at = db.scalar(select(Policy.closed_at).with_for_update(read=True))
+        session.deadline_at = (closed_at or moment) + timedelta(seconds=session.task.spec["timeout_seconds"])
+    # What was captured is kept, also late.
+    if session.deadline_at <= (closed_at or moment) and stage is not Stage.RECONSTRUCT:
         _end(db, session, State.TIMED_OUT, "time_out", _out_of_time(session))
         return None
     timing = dict(session.timing.get(stage, {}))
@@ -144,7 +156,7 @@ def claim(db: Session, session_id: str, stage: Stage, worker: str) -> RolloutSes
         "timing": {**session.timing, stage: timing},
     }
     if stage is Stage.EXECUTE:
-        values["execute_attempt"] = session.attempt
+        values |= {"execute_attempt": session.attempt, "turns": 0, "sampled_tokens": 0}
     _guarded(db, session, values)
     record(db, [session.id], "claim", stage, State.RUNNING, attempt=session.attempt, worker=worker)
     return session
@@ -157,7 +169,7 @@ def adopt(db: Session, session: RolloutSession, lane: Lane, key_hash: bytes) -> 
     moment = now()
     values: dict[str, Any] = {"stage": Stage.EXECUTE, "state": State.RUNNING, "key_hash": key_hash}
     values |= {"lane": lane.name, "node_id": lane.node_id, "execute_attempt": session.attempt, "claimed_at": moment}
-    values["lease_until"] = moment + timedelta(seconds=session.task.spec["timeout_seconds"])
+    values["lease_until"] = SESSION_CLOCK + timedelta(seconds=session.task.spec["timeout_seconds"])
     _guarded(db, session, values)
     record(db, [session.id], "adopt", Stage.EXECUTE, State.RUNNING, session.attempt, note={"lane": lane.name})
 
@@ -200,6 +212,25 @@ def _requeue(db: Session, session: RolloutSession, error: SessionError, stage_at
     record(db, [session.id], "retry", session.stage, State.QUEUED, session.attempt, worker, note)
 
 
+def rehome(db: Session, session: RolloutSession, error: SessionError) -> None:
+    """queued on a lane that is gone → queued in prewarm, on no lane, attempt + 1, with its whole time again.
+
+    What it had on the old node is that node's to remove. Fails instead when it was lost with too many nodes."""
+    before = select(func.count()).where(SessionEvent.session_id == session.id, SessionEvent.move == "rehome")
+    if (db.scalar(before) or 0) >= MAX_REHOMES:
+        fail(db, session, error)
+        return
+    if session.runtimes:
+        left = {"session_id": session.id, "node_id": session.node_id}
+        db.execute(insert(Leftover), [{**left, "handle": handle} for handle in session.runtimes.values()])
+    note = {**describe(session, error), "lane": session.lane, "node": session.node_id}
+    values: dict[str, Any] = {"stage": Stage.PREWARM, "attempt": session.attempt + 1, "stage_attempts": 1}
+    values |= {"lane": None, "node_id": None, "runtimes": {}, "agent_exit": None, "execute_attempt": None}
+    values |= {"deadline_at": None, "queued_at": now(), "woken_at": None}
+    _guarded(db, session, values)
+    record(db, [session.id], "rehome", Stage.PREWARM, State.QUEUED, session.attempt, note=note)
+
+
 def fail(db: Session, session: RolloutSession, error: SessionError, **values: Any) -> None:
     """running → failed."""
     _end(db, session, State.FAILED, "fail", describe(session, error), **values)
@@ -239,23 +270,22 @@ def cancel_task(db: Session, task_id: str) -> Task:
 
 def renew(db: Session, held: Iterable[tuple[str, int]]) -> set[str]:
     """Extend the leases of (session id, attempt) pairs; the ids that are still held."""
-    kept = set()
-    until = now() + timedelta(seconds=LEASE_SECONDS)
-    for session_id, attempt in held:
-        matched = rowcount(
-            db.execute(
-                update(RolloutSession)
-                .where(
-                    RolloutSession.id == session_id,
-                    RolloutSession.attempt == attempt,
-                    RolloutSession.state == State.RUNNING,
-                )
-                .values(lease_until=until)
-            )
-        )
-        if matched:
-            kept.add(session_id)
-    return kept
+    # Locked in the order in which other statements lock several sessions, so that none waits for the other in a ring.
+    mine = (
+        select(RolloutSession.id)
+        .where(tuple_(RolloutSession.id, RolloutSession.attempt).in_(list(held)), RolloutSession.state == State.RUNNING)
+        .order_by(RolloutSession.id)
+        .with_for_update(key_share=True)
+        .cte()
+    )
+    extended = (
+        update(RolloutSession)
+        .where(RolloutSession.id.in_(select(mine.c.id)))
+        .values(lease_until=CLOCK + timedelta(seconds=LEASE_SECONDS))
+        .returning(RolloutSession.id)
+        .execution_options(synchronize_session=False)
+    )
+    return set(db.scalars(extended))
 
 
 def expired(db: Session) -> list[RolloutSession]:
@@ -263,7 +293,11 @@ def expired(db: Session) -> list[RolloutSession]:
     return list(
         db.scalars(
             select(RolloutSession)
-            .where(RolloutSession.state == State.RUNNING, RolloutSession.lease_until < now())
+            .where(
+                RolloutSession.state == State.RUNNING,
+                # A recording's lease is its whole time, and stands still with it.
+                RolloutSession.lease_until < case((RolloutSession.worker.is_(None), SESSION_CLOCK), else_=CLOCK),
+            )
             .with_for_update(skip_locked=True)
             .limit(200)
         )
@@ -278,33 +312,12 @@ def overdue(db: Session) -> list[RolloutSession]:
             .where(
                 RolloutSession.state == State.QUEUED,
                 RolloutSession.stage != Stage.RECONSTRUCT,
-                RolloutSession.deadline_at < now(),
+                RolloutSession.deadline_at < SESSION_CLOCK,
             )
             .with_for_update(skip_locked=True)
             .limit(200)
         )
     )
-
-
-def unwoken(db: Session) -> list[RolloutSession]:
-    """Placed, queued sessions whose last wake-up is old: marked woken now, for the caller to send."""
-    before = now() - timedelta(seconds=REWAKE_SECONDS)
-    sessions = list(
-        db.scalars(
-            select(RolloutSession)
-            .where(
-                RolloutSession.state == State.QUEUED,
-                RolloutSession.lane.is_not(None),
-                RolloutSession.woken_at < before,
-            )
-            .order_by(RolloutSession.priority.desc(), RolloutSession.queued_at)
-            .with_for_update(skip_locked=True)
-            .limit(500)
-        )
-    )
-    for session in sessions:
-        session.woken_at = now()
-    return sessions
 
 
 def held_row(db: Session, session: RolloutSession) -> RolloutSession:
@@ -342,6 +355,8 @@ def _room_to_execute(db: Session, lane_name: str | None) -> bool:
     lane = db.scalar(select(Lane).where(Lane.name == lane_name).with_for_update())
     if lane is None:
         return True
+    if lane.engine_down_since is not None:
+        return False
     running = db.scalar(
         select(func.count())
         .select_from(RolloutSession)

@@ -254,6 +254,23 @@ class Lane(Model):
     max_evaluate: Mapped[int] = mapped_column(default=4)
     passport: Mapped[dict[str, Any]] = mapped_column(default=dict)
     heartbeat_at: Mapped[datetime] = mapped_column(default=now)
+    engine_down_since: Mapped[datetime | None]
+    """Set while its engine does not answer: then the lane takes nothing."""
+    engine_error: Mapped[str | None]
+    """What was found instead of an answer."""
+
+
+class Leftover(Model):
+    """A runtime of a session that was moved to another node: removed by its own node, when that is there again."""
+
+    __tablename__ = "leftovers"
+    __table_args__ = (Index("leftovers_of_node", "node_id"),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    session_id: Mapped[str]
+    node_id: Mapped[str]
+    handle: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(default=now)
 
 
 class Policy(Model):
@@ -270,6 +287,10 @@ class Policy(Model):
     gate: Mapped[str] = mapped_column(default="open")
     epoch: Mapped[int] = mapped_column(BigInteger, default=0)
     """Goes up with every change of this row: of two readings, the later one has more."""
+    closed_at: Mapped[datetime | None]
+    """When the gate closed, by the database's clock; None while it is open."""
+    closed_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    """How long it was closed in all, but for the pause that goes on now."""
     updated_at: Mapped[datetime] = mapped_column(default=now)
 
 

@@ -11,9 +11,11 @@ from datetime import timedelta
 from sqlalchemy import and_, func, not_, select, text, update
 from sqlalchemy.orm import Session
 
-from polar.lifecycle import BEFORE_RECONSTRUCT, LANE_ALIVE_SECONDS, Stage, State, record, rowcount
+from polar.lifecycle import BEFORE_RECONSTRUCT, Stage, State, record
 from polar.models import Lane, Node, RolloutSession, now
 
+REWAKE_SECONDS = 10.0
+"""A queued row whose last wake-up is older gets another: an emptied broker heals itself."""
 PLACE = text(
     """
     WITH busy AS (
@@ -36,9 +38,12 @@ PLACE = text(
 def place(db: Session, lane_name: str) -> list[str]:
     """Pin the best queued sessions to a lane that has room; their ids, best first.
 
-    Higher priority, then fair shares between tasks, then oldest. The lane's row lock makes room exact."""
+    Higher priority, then fair shares between tasks, then oldest. The lane's row lock makes room exact. A lane whose
+    engine is down takes nothing, and neither does a node that drains."""
     lane = db.scalar(select(Lane).where(Lane.name == lane_name).with_for_update())
-    if lane is None or db.scalar(select(Node.draining).where(Node.id == lane.node_id)):
+    if lane is None or lane.engine_down_since is not None:
+        return []
+    if db.scalar(select(Node.draining).where(Node.id == lane.node_id)):
         return []
     held = db.scalar(
         select(func.count())
@@ -67,22 +72,25 @@ def place(db: Session, lane_name: str) -> list[str]:
     return ids
 
 
-def unplace_dead_lanes(db: Session) -> int:
-    """Sessions still queued in prewarm on a lane that stopped beating go back to the pool; how many."""
-    before = now() - timedelta(seconds=LANE_ALIVE_SECONDS)
-    dead = select(Lane.name).where(Lane.heartbeat_at < before)
-    return rowcount(
-        db.execute(
-            update(RolloutSession)
+def unwoken(db: Session) -> list[RolloutSession]:
+    """Placed, queued sessions whose last wake-up is old: marked woken now, for the caller to send."""
+    before = now() - timedelta(seconds=REWAKE_SECONDS)
+    sessions = list(
+        db.scalars(
+            select(RolloutSession)
             .where(
                 RolloutSession.state == State.QUEUED,
-                RolloutSession.stage == Stage.PREWARM,
-                RolloutSession.lane.in_(dead),
-                RolloutSession.runtimes == {},
+                RolloutSession.lane.is_not(None),
+                RolloutSession.woken_at < before,
             )
-            .values(lane=None, node_id=None)
+            .order_by(RolloutSession.priority.desc(), RolloutSession.queued_at)
+            .with_for_update(skip_locked=True)
+            .limit(500)
         )
     )
+    for session in sessions:
+        session.woken_at = now()
+    return sessions
 
 
 def waiting_to_execute(db: Session, lane: str, limit: int = 1) -> Sequence[str]:

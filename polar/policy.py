@@ -1,7 +1,8 @@
 """The policy's row: its version, and the gate before every generation. The only writer of that row.
 
-Says who holds and what became of the calls in flight, as the proxies' own rows tell it. Holding is the proxies'
-affair, answering the API's.
+While the gate is closed the clocks of all sessions stand still: a deadline then counts from the moment at which it
+closed, and when it opens, every open session's deadline is put off by the pause. Says who holds and what became of the
+calls in flight, as the proxies' own rows tell it. Holding is the proxies' affair, answering the API's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from polar.clock import Pauses
 from polar.models import Policy, Proxy, now
 
 CHANNEL = "polar_policy"
@@ -66,13 +68,51 @@ def change(db: Session, **values: Any) -> Policy:
     row = current(db, lock=True)
     if all(getattr(row, name) == value for name, value in values.items()):
         return row
+    was = row.gate
     for name, value in values.items():
         setattr(row, name, value)
+    if (was == GateMode.OPEN) != (row.gate == GateMode.OPEN):
+        _stop_or_start_clocks(db, row)
     row.epoch += 1
     row.updated_at = now()
     db.flush()
     db.execute(text("SELECT pg_notify(:channel, :epoch)"), {"channel": CHANNEL, "epoch": str(row.epoch)})
     return row
+
+
+# One statement, in the order in which others lock several sessions. A recording's lease is its whole time.
+PUT_OFF = text(
+    """
+    WITH counting AS (
+        SELECT id FROM sessions WHERE ended_at IS NULL AND (deadline_at IS NOT NULL OR lease_until IS NOT NULL)
+        ORDER BY id FOR NO KEY UPDATE
+    )
+    UPDATE sessions s SET
+        deadline_at = s.deadline_at + make_interval(secs => :pause),
+        lease_until = s.lease_until + make_interval(secs => CASE WHEN s.worker IS NULL THEN :pause ELSE 0 END)
+    FROM counting WHERE s.id = counting.id
+    """
+)
+
+
+def _stop_or_start_clocks(db: Session, row: Policy) -> None:
+    moment = db.scalars(select(func.clock_timestamp())).one()
+    if row.closed_at is None:
+        row.closed_at = moment
+        return
+    pause = (moment - row.closed_at).total_seconds()
+    row.closed_at, row.closed_seconds = None, row.closed_seconds + pause
+    db.execute(PUT_OFF, {"pause": pause})
+
+
+def pauses(db: Session) -> Pauses:
+    """How long the gate was closed until now."""
+    since = func.extract("epoch", func.clock_timestamp() - Policy.closed_at)
+    found = db.execute(select(Policy.closed_seconds, since)).one_or_none()
+    if found is None:
+        return Pauses()
+    total, closed_for = found
+    return Pauses(total, None if closed_for is None else float(closed_for))
 
 
 @dataclass(frozen=True, slots=True)

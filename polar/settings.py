@@ -37,8 +37,6 @@ class Settings:
     """Port of the node's proxy."""
     auth: str = "required"
     """`required`: the REST API wants a key. `open`: it does not; for a machine of one's own."""
-    control_token: str = ""
-    """Shared secret of calls between Polar's own processes."""
     webhook_secret: str = ""
     """Secret that signs callbacks. Empty: they are not signed; `polar up` makes one."""
     callback_allow: str = ""

@@ -1,4 +1,5 @@
-"""The sweeper: frees what dead workers held, ends what is overdue, wakes what was forgotten, numbers what ended.
+"""The sweeper: frees what dead workers held, ends what is overdue, moves what lost its node, wakes what was forgotten,
+numbers what ended.
 
 Runs every few seconds from beat; harmless when several run at once (rows are locked, moves are guarded).
 """
@@ -10,7 +11,7 @@ from functools import partial
 
 from sqlalchemy import Engine
 
-from polar import lanes, lifecycle, placement, recording
+from polar import lanes, lifecycle, placement, recording, rehoming
 from polar.db import after_commit, transaction
 from polar.delivery import feed
 from polar.dispatch import Dispatcher
@@ -23,18 +24,20 @@ logger = logging.getLogger(__name__)
 
 def sweep(database: Engine, dispatcher: Dispatcher) -> dict[str, int]:
     """One round; how many sessions were freed, ended and woken."""
-    counts = {"freed": _free(database, dispatcher), "overdue": 0, "woken": 0, "unplaced": 0}
+    counts = {"freed": _free(database, dispatcher), "overdue": 0, "woken": 0}
     with transaction(database) as db:
         late = lifecycle.overdue(db)
         for session in late:
             lifecycle.time_out(db, session)
         counts["overdue"] = len(late)
     with transaction(database) as db:
-        counts["unplaced"] = placement.unplace_dead_lanes(db)
-        for session in lifecycle.unwoken(db):
+        counts["unplaced"] = rehoming.unplace(db)
+        counts["rehomed"] = rehoming.rehome(db)
+    with transaction(database) as db:
+        for session in placement.unwoken(db):
             after_commit(db, partial(dispatcher.wake, session.id, session.stage, str(session.lane)))
             counts["woken"] += 1
-        names = [lane.name for lane in lanes.alive(db)]
+        names = [lane.name for lane in lanes.takers(db)]
     counts["numbered"] = feed.number_ended(database)
     for name in names:
         dispatcher.look(name)

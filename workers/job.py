@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -31,7 +32,7 @@ from polar.topology import Topology, load_topology, single_node
 SWEEP_QUEUE = "sweep"
 NO_QUEUE = "no-lane-named"
 BEAT_SECONDS = 5.0
-LOOK_SECONDS = 10.0
+LOOK_SECONDS = 5.0
 settings = Settings.load()
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,14 @@ app.conf.update(
     # Rows in Postgres are the truth and the sweeper wakes them again: a message need not survive its worker.
     task_acks_late=False,
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": 3600, "socket_keepalive": True, "health_check_interval": 30},
+    broker_transport_options={
+        "visibility_timeout": 3600,
+        "health_check_interval": 30,
+        # A line that is cut says nothing: a connection over it is given up within some fifteen seconds.
+        "socket_keepalive": True,
+        "socket_keepalive_options": {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3},
+        "socket_connect_timeout": 5,
+    },
     worker_cancel_long_running_tasks_on_connection_loss=False,
     timezone="UTC",
 )
@@ -158,17 +166,25 @@ def _start_beating(sender: Any, **_: Any) -> None:
 
 def _beat(names: list[str]) -> None:
     pause = threading.Event()
-    first = True
+    new = set(names)
     while True:
-        for name in names:
-            try:
-                lane(name).beat()
-                if first:
+        # All beat before one looks: a lane that starts with its neighbours must not seem to be the one that is left.
+        beating = [name for name in names if _beats(name)]
+        for name in beating:
+            if name in new:
+                with suppress(SQLAlchemyError):  # the sweeper asks again
                     lane(name).look()
-            except SQLAlchemyError as error:
-                logger.warning(log.line("lane could not beat", lane=name, error=type(error).__name__))
-        first = False
+        new -= set(beating)
         pause.wait(BEAT_SECONDS)
+
+
+def _beats(name: str) -> bool:
+    try:
+        lane(name).beat()
+    except SQLAlchemyError as error:
+        logger.warning(log.line("lane could not beat", lane=name, error=type(error).__name__))
+        return False
+    return True
 
 
 def _look_at_engines(names: list[str]) -> None:

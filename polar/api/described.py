@@ -51,7 +51,15 @@ OPERATIONS: dict[str, Described] = {
         errors=(409, 422, 429),
     ),
     "tasks.get_task": Described(query={"view": VIEW, "wait": WAIT}, errors=(404, 422)),
-    "tasks.cancel_task": Described(),
+    "tasks.cancel_task": Described(
+        query={
+            "register_if_missing": (
+                {"type": "string", "enum": ["true", "false"], "default": "false"},
+                "`true`: a task that has not come yet is cancelled before its submit, which is then refused.",
+            )
+        },
+        errors=(404, 422),
+    ),
     "tasks.status": Described(),
     "tasks.list_tasks": Described(
         query={
@@ -105,6 +113,7 @@ OPERATIONS: dict[str, Described] = {
     "nodes.list_nodes": Described(),
     "nodes.get_node": Described(errors=(404,)),
     "nodes.drain_node": Described(errors=(404,)),
+    "nodes.resume_node": Described(errors=(404,)),
     "policy.get_policy": Described(),
     "policy.put_policy": Described(body=PolicyRequest, errors=(422,)),
     "policy.pause": Described(

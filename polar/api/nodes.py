@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response, current_app, jsonify
@@ -10,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from polar import lanes, queries
 from polar.api import wire
-from polar.db import transaction
+from polar.db import after_commit, transaction
 from polar.errors import NotFoundError
 
 blueprint = Blueprint("nodes", __name__)
@@ -63,6 +64,18 @@ def drain_node(node_id: str) -> Response:
         answer = _one(db, node_id)
         queries.nodes(db, node_id)[0].draining = True
         return jsonify({**answer, "draining": True})
+
+
+@blueprint.post("/nodes/<node_id>/resume")
+def resume_node(node_id: str) -> Response:
+    """Take new sessions again."""
+    dispatcher = current_app.config["DISPATCHER"]
+    with transaction(current_app.config["DATABASE"]) as db:
+        answer = _one(db, node_id)
+        queries.nodes(db, node_id)[0].draining = False
+        for lane in answer["lanes"]:
+            after_commit(db, partial(dispatcher.look, lane["name"]))
+        return jsonify({**answer, "draining": False})
 
 
 def _one(db: Session, node_id: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def submit() -> Response:
             return jsonify({"task_id": before.task_id, "status": before.state, "duplicate": True})
         admission.check_age(db, task)
         lifecycle.submit(db, task, key_id, sent)
-        for lane in lanes.alive(db):
+        for lane in lanes.takers(db):
             if task.lanes is None or lane.name in task.lanes:
                 after_commit(db, partial(dispatcher.look, lane.name))
     return jsonify({"task_id": task.task_id, "status": TaskState.RUNNING})
@@ -101,9 +101,17 @@ def view_is_full() -> bool:
 
 @blueprint.delete("/rollout/task/<task_id>")
 def cancel_task(task_id: str) -> Response:
-    """Cancel every session that has not ended; calling it again changes nothing."""
+    """Cancel every session that has not ended; calling it again changes nothing.
+
+    With `register_if_missing=true` it may come before the submit, which is then refused."""
+    early = request.args.get("register_if_missing", "false")
+    if early not in ("true", "false"):
+        raise SpecError.at("register_if_missing", f"{early!r} is neither 'true' nor 'false'")
     with transaction(current_app.config["DATABASE"]) as db:
-        lifecycle.cancel_task(db, task_id)
+        if early == "true":
+            admission.cancel_early(db, task_id)
+        else:
+            lifecycle.cancel_task(db, task_id)
         db.flush()
         return jsonify(wire.load_task_status(db, queries.task(db, task_id), full=False))
 

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from polar import queries
 from polar.delivery import freshness
+from polar.lanes import state as lane_state
 from polar.lifecycle import LANE_ALIVE_SECONDS, STAGES, Stage, State
 from polar.models import Delivery, Lane, Node, RolloutSession, SessionEvent, Task, TraceRow, TrajectoryRow, now
 from polar.queries import counts_at
@@ -259,14 +260,19 @@ def node(row: Node, lanes: Sequence[Lane], load: dict[tuple[str, str], int]) -> 
         "healthy": healthy,
         "draining": row.draining,
         "last_heartbeat": row.heartbeat_at.isoformat(),
-        "lanes": [lane_row(lane) for lane in own],
+        "lanes": [lane_row(lane, draining=row.draining) for lane in own],
     }
 
 
-def lane_row(lane: Lane) -> dict[str, Any]:
+def lane_row(lane: Lane, *, draining: bool = False) -> dict[str, Any]:
     """A lane with its engine and what is known of it."""
+    alive = now() - lane.heartbeat_at < timedelta(seconds=LANE_ALIVE_SECONDS)
+    down_since = lane.engine_down_since
     return {
         "name": lane.name,
+        "state": lane_state(lane, alive=alive, draining=draining),
+        "engine_down_since": down_since.isoformat() if down_since else None,
+        "engine_error": lane.engine_error,
         "engine": {key: lane.engine.get(key) for key in ("engine", "base_url", "model")},
         "passport": lane.passport,
         "max_execute": lane.max_execute,

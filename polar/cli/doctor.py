@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import click
@@ -12,11 +13,14 @@ import httpx
 import redis
 from rich.console import Console
 from rich.markup import escape
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from polar.db import connect
+from polar import lanes
+from polar.db import connect, transaction
 from polar.errors import EngineError, PolarError
+from polar.lifecycle import CLOCK, LANE_ALIVE_SECONDS
+from polar.models import Lane, Node
 from polar.registry import load
 from polar.renderers import for_folder
 from polar.renderers.selftest import self_test
@@ -27,6 +31,7 @@ from polar.stages.fitness import probed
 from polar.topology import LaneSpec, load_topology
 
 console = Console(highlight=False)
+ALIVE_AFTER = CLOCK - timedelta(seconds=LANE_ALIVE_SECONDS)
 Check = tuple[str, bool, str]
 """What was looked at, whether it is well, and what was found or what to do."""
 
@@ -69,6 +74,31 @@ def servers(settings: Settings) -> Iterator[Check]:
             yield "broker", False, f"{error}; check POLAR_BROKER_URL and that the server runs"
     else:
         yield "broker", True, "POLAR_BROKER_URL is not set: `polar up` embeds one"
+
+
+def nodes(settings: Settings) -> Iterator[Check]:
+    """Every lane as it stands in the database."""
+    if not settings.database_url:
+        return
+    engine = connect(settings.database_url, pool_size=1)
+    try:
+        with transaction(engine) as db:
+            rows = db.execute(select(Lane, Node.draining, Lane.heartbeat_at > ALIVE_AFTER).join(Node)).all()
+    except SQLAlchemyError as error:
+        yield "lanes", False, f"{str(error).splitlines()[0]}; migrate the database: `polar serve_rollout` does"
+        return
+    finally:
+        engine.dispose()
+    for lane, draining, alive in rows:
+        found = lanes.state(lane, alive=alive, draining=draining)
+        advice = {
+            "gone": f"its worker has not been heard of since {lane.heartbeat_at:%F %T} UTC; start it on node "
+            f"{lane.node_id}: polar serve_gateway",
+            "engine_down": f"takes no sessions: {lane.engine_error}; start the engine, and it goes on by itself",
+            "draining": f"node {lane.node_id} takes nothing new; POST /nodes/{lane.node_id}/resume ends that",
+            "pulling": "takes sessions",
+        }[found]
+        yield f"lane {lane.name}", found in ("pulling", "draining"), advice
 
 
 def addresses(settings: Settings, config: Path | None) -> Iterator[Check]:
@@ -143,6 +173,7 @@ def doctor(config: Path | None) -> None:
     looks: tuple[Callable[[], Iterator[Check]], ...] = (
         lambda: machine(settings),
         lambda: servers(settings),
+        lambda: nodes(settings),
         lambda: addresses(settings, config),
     )
     well = True

@@ -87,9 +87,8 @@ def make_plan(settings: Settings, topology_path: Path | None, script: Path | Non
     effective = home / "topology.yaml"
     home.mkdir(parents=True, exist_ok=True)
     effective.write_text(yaml.safe_dump(topology.model_dump(mode="json"), sort_keys=False))
-    token = settings.control_token or services.secret_file(home / "control_token")
     signing = settings.webhook_secret or services.secret_file(home / "webhook_secret")
-    settings = replace(settings, topology=str(effective), control_token=token, webhook_secret=signing)
+    settings = replace(settings, topology=str(effective), webhook_secret=signing)
     return Plan(settings, topology, tuple(engines))
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from polar.embedded.errors import EmbeddedError
 from polar.embedded.files import write_private
-from polar.embedded.ports import HOST
 from polar.embedded.server import EmbeddedServer
 
 _CONFIG = """\
@@ -55,7 +54,7 @@ class EmbeddedBroker(EmbeddedServer):
     @property
     def url(self) -> str:
         """The URL for Celery and redis-py."""
-        return f"redis://:{self.password}@{HOST}:{self.port}/0"
+        return f"redis://:{self.password}@{self.host}:{self.port}/0"
 
     @property
     def config_path(self) -> Path:
@@ -72,13 +71,13 @@ class EmbeddedBroker(EmbeddedServer):
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Valkey reads double quotes and backslashes as JSON does.
         folder = json.dumps(str(self.data_dir), ensure_ascii=False)
-        config = _CONFIG.format(host=HOST, port=self.port, password=self.password, folder=folder)
+        config = _CONFIG.format(host=self.host, port=self.port, password=self.password, folder=folder)
         write_private(self.config_path, config)
 
     def ready(self) -> bool:
         """Say whether the server answers PING; while it still reads its file it answers with an error."""
         try:
-            with socket.create_connection((HOST, self.port), timeout=1.0) as connection:
+            with socket.create_connection((self.host, self.port), timeout=1.0) as connection:
                 connection.sendall(f"AUTH {self.password}\r\nPING\r\n".encode())
                 answer = b""
                 while answer.count(b"\r\n") < 2 and (received := connection.recv(256)):

@@ -25,11 +25,10 @@ from polar.embedded.service import failure
 ROLE = "polar"
 DATABASE = "polar"
 
-# Only the ordinary role gets in, and only from this machine: the superuser has no password and no way to connect.
-_HBA = f"host all {ROLE} {HOST}/32 scram-sha-256\n"
+# Only the ordinary role gets in: the superuser has no password and no way to connect.
+_HBA = f"host all {ROLE} %s scram-sha-256\n"
 
 _SETTINGS = {
-    "listen_addresses": HOST,
     "unix_socket_directories": "",
     "max_connections": "200",
     "shared_buffers": "64MB",
@@ -83,12 +82,13 @@ class EmbeddedPostgres(EmbeddedServer):
     @property
     def url(self) -> str:
         """The SQLAlchemy URL of the database."""
-        return f"postgresql+psycopg://{ROLE}:{self.password}@{HOST}:{self.port}/{DATABASE}"
+        return f"postgresql+psycopg://{ROLE}:{self.password}@{self.host}:{self.port}/{DATABASE}"
 
     @property
     def argv(self) -> list[str]:
         """The server's command line; all settings are here, so that they follow the version that is running."""
-        settings = [word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}")]
+        wanted = {"listen_addresses": self.host, **_SETTINGS}
+        settings = [word for key, value in wanted.items() for word in ("-c", f"{key}={value}")]
         return [str(_binaries() / "postgres"), "-D", str(self.data_dir), "-p", str(self.port), *settings]
 
     @property
@@ -101,8 +101,8 @@ class EmbeddedPostgres(EmbeddedServer):
         try:
             with psycopg.connect(
                 # Everything is named, because libpq fills gaps from the user's PG* variables.
-                host=HOST,
-                hostaddr=HOST,
+                host=self.host,
+                hostaddr=self.host,
                 port=self.port,
                 user=ROLE,
                 password=self.password,
@@ -121,7 +121,9 @@ class EmbeddedPostgres(EmbeddedServer):
         """Make the cluster where there is none, and clear what a killed server left."""
         if not (self.data_dir / "PG_VERSION").exists():
             self._create_cluster()
+            self._admit()
             return
+        self._admit()
         # prepare() has seen that no Postgres works here. Left in place, the file would stop the next start whenever its
         # number has gone to another process of this user, as it does after every restart of a container.
         (self.data_dir / "postmaster.pid").unlink(missing_ok=True)
@@ -129,6 +131,11 @@ class EmbeddedPostgres(EmbeddedServer):
         if self.password_is_new:  # the data outlived its password file
             self._run_sql(self.data_dir, f"ALTER ROLE {ROLE} PASSWORD '{password}'")
             self.password_is_new = False
+
+    def _admit(self) -> None:
+        """Let in clients from this machine only, unless the server listens on another address than loopback's."""
+        clients = f"{HOST}/32" if self.host == HOST else "all"
+        write_private(self.data_dir / "pg_hba.conf", _HBA % clients)
 
     def _create_cluster(self) -> None:
         """Build the cluster under another name and rename it: a first start that is killed leaves nothing half made."""
@@ -145,7 +152,6 @@ class EmbeddedPostgres(EmbeddedServer):
         initdb = [str(_binaries() / "initdb"), "-D", str(staged), "-U", "postgres", "-A", "reject", "-E", "UTF8"]
         initdb += ["--no-locale", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-instructions"]
         self._run_tool(initdb)
-        write_private(staged / "pg_hba.conf", _HBA)
         self._run_sql(
             staged,
             f"CREATE ROLE {ROLE} LOGIN CREATEDB PASSWORD '{self.password}'",

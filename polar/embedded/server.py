@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from polar.embedded.errors import EmbeddedError
 from polar.embedded.files import read_or_make_secret
-from polar.embedded.ports import free_port, require_free_port
+from polar.embedded.ports import HOST, free_port, require_free_port
 from polar.embedded.process import Process, has_exited, processes_in, stop
 from polar.embedded.service import Service, launch, wait_ready
 
@@ -23,7 +23,7 @@ _HOLDER_GRACE_SECONDS = 5.0
 
 
 class EmbeddedServer(ABC):
-    """A server in `data_dir` on loopback; its password and its log lie beside that folder.
+    """A server in `data_dir`, on loopback unless told otherwise; its password and its log lie beside that folder.
 
     `start` must run in a thread that lives as long as the server should (see process.py).
     """
@@ -33,7 +33,11 @@ class EmbeddedServer(ABC):
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     grace_seconds: ClassVar[float] = 10.0
 
-    def __init__(self, data_dir: Path, port: int | None = None, *, log_path: Path | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, port: int | None = None, *, log_path: Path | None = None, host: str = HOST
+    ) -> None:
+        """`host`: the address to listen on; whoever reaches it and has the password gets in."""
+        self.host = host
         self.data_dir = data_dir.absolute()
         self.port = free_port() if port is None else port
         self.log_path = log_path or self.data_dir.with_name(f"{self.data_dir.name}.log")

@@ -35,7 +35,7 @@ def run(case: Case, runtime: Runtime, command: str, *, what: str, seconds: float
         # An earlier attempt at this stage may have left its output, which must not be read as this one's.
         Path(f"{log}{suffix}").unlink(missing_ok=True)
     left = case.limits.left()
-    limits = Limits(seconds if left is None else min(seconds, left), case.limits.cancelled)
+    limits = Limits(seconds if left is None else min(seconds, left), case.limits.cancelled, case.limits.clock)
     result = runtime.exec(command, limits=limits, env=case.env, cwd=cwd, log=log)
     if result.timed_out:
         raise EvaluatorError(f"the {what} {result.summary()}", code="evaluator_timeout")

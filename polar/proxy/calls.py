@@ -92,6 +92,7 @@ class ModelCalls:
     async def _run(self, flight: Flight) -> list[Answer]:
         asked, caller, started = flight.asked, flight.asked.caller, time.monotonic()
         self._gate.see(caller.policy)
+        flight.closed_before = self._gate.closed_seconds()
         ledger = await self._ledgers.open(caller.id, caller.attempt, caller.turns)
         if asked.request.n == 1 and (recorded := await self._undelivered(ledger, flight)) is not None:
             return [recorded]
@@ -108,7 +109,7 @@ class ModelCalls:
         stored = await self._bodies.stored(body, (place.parent.id if place.parent else None, ledger.last_body))
         problem: Exception | None = None
         try:
-            retry = seconds_left(caller, self._limits.retry)
+            retry = self._left(flight, self._limits.retry)
             link = await patiently(lambda: self.pool.link(caller.lane, caller.engine), flight.hangup, retry)
             prepared = await prepare(asked, link, ledger, place, self._limits)
             places = [prepared.place, *[twin(prepared.place)] * (len(samples) - 1)]
@@ -131,6 +132,10 @@ class ModelCalls:
                 raise outcome
             answers.append(outcome)
         return answers
+
+    def _left(self, flight: Flight, most: float) -> float:
+        """`most`, or what the session has left if that is less: its clock stands still while the gate is closed."""
+        return seconds_left(flight.asked.caller, most, self._gate.closed_seconds() - flight.closed_before)
 
     async def _undelivered(self, ledger: Ledger, flight: Flight) -> Answer | None:
         """The answer to this very body that is recorded and that no client holds."""
@@ -181,7 +186,7 @@ class ModelCalls:
             shown = Shown(pieces, prepared.sampling.stop, sample.id)
 
         def left(most: float) -> float:
-            return seconds_left(asked.caller, most)
+            return self._left(sample.flight, most)
 
         def make(prompt: Ids, sampling: Sampling, request_id: str, passage: Passage) -> EngineCall:
             def heard(ids: list[int]) -> None:

@@ -21,6 +21,8 @@ from sqlalchemy import JSON, ClauseElement
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from polar.db import CLIENT, SERVER
+
 AWAY = (psycopg.OperationalError, psycopg.InterfaceError)
 """What a database that restarts looks like."""
 Connection = psycopg.AsyncConnection[Any]
@@ -76,8 +78,9 @@ class Database:
 
     async def _connect(self) -> Connection:
         connection = await psycopg.AsyncConnection.connect(
-            self._url, autocommit=True, prepare_threshold=0, row_factory=namedtuple_row
+            self._url, autocommit=True, prepare_threshold=0, row_factory=namedtuple_row, **CLIENT
         )
+        await connection.execute(SERVER)
         set_json_loads(orjson.loads, connection)
         set_json_dumps(orjson.dumps, connection)
         return connection

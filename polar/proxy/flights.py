@@ -63,6 +63,8 @@ class Flight:
     """What may be shown already, in order."""
     prompt_tokens: int | None = None
     """Known once the prompt is made."""
+    closed_before: float = 0.0
+    """Seconds for which the gate had been closed when the call came."""
     hangup: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[list[Answer]] = field(init=False)
     _waiting: int = 0

@@ -7,6 +7,7 @@ same step of the event loop, so that a process that has said it holds cannot beg
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,12 +82,22 @@ class Gate:
         self._held = 0
         self._drained = 0
         self._aborted = 0
+        self._closed_at: float | None = None
+        self._closed_seconds = 0.0
+
+    def closed_seconds(self) -> float:
+        """How long this process has known the gate closed, in all."""
+        return self._closed_seconds + (0.0 if self._closed_at is None else time.monotonic() - self._closed_at)
 
     def see(self, policy: PolicyNow) -> None:
         """Act on a reading of the policy's row, unless a later one is known."""
         if policy.epoch <= self.policy.epoch:
             return
         before, self.policy = self.policy, policy
+        if policy.open:
+            self._closed_seconds, self._closed_at = self.closed_seconds(), None
+        elif self._closed_at is None:
+            self._closed_at = time.monotonic()
         if before.open and not policy.open:
             self._drained = self._aborted = 0
         for passage in self._passages:

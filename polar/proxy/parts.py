@@ -24,6 +24,8 @@ from polar.proxy.sampling import EngineCall, HungUpError, patiently
 from polar.staleness import UNNAMED
 
 AS_LONG_AS_IT_TAKES = 30 * 86400.0
+LOOK = 1.0
+"""Seconds after which a held call looks at its session's clock again, at the earliest."""
 Span = dict[str, Any]
 MakeCall = Callable[[Ids, Sampling, str, Passage], EngineCall]
 """A call for this prompt under this request id, which tells the passage what it hears and heeds its recall."""
@@ -82,9 +84,11 @@ class Parts:
         began = time.monotonic()
         try:
             while not self._over():
-                if not await self._gate.opened(self._hangup, self._left(AS_LONG_AS_IT_TAKES)):
+                if not await self._gate.opened(self._hangup, max(LOOK, self._left(AS_LONG_AS_IT_TAKES))):
                     if self._hangup.is_set():
                         raise HungUpError
+                    if self._left(AS_LONG_AS_IT_TAKES) > 0:
+                        continue  # the session's clock stands still meanwhile
                     raise BudgetError("the session's time ran out while generation was paused", code="session_timeout")
                 with suppress(ShutError):
                     await patiently(self._once, self._hangup, self._left(self._retry))

@@ -5,6 +5,7 @@ Decides what is sent; sends nothing.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 from polar.engines.logprobs import right_kinds
 from polar.errors import BudgetError, EngineError
 from polar.messages import ModelRequest, Sampling, Tool
-from polar.models import now
 from polar.proxy.aside import aside
 from polar.proxy.canonical import prepared_chat
 from polar.proxy.flights import Asked
@@ -97,8 +97,8 @@ def offered(request: ModelRequest) -> tuple[Tool, ...]:
     return () if request.tool_choice == "none" else request.tools
 
 
-def seconds_left(caller: Caller, most: float) -> float:
-    """`most`, or what the session has left if that is less."""
-    if caller.deadline_at is None:
+def seconds_left(caller: Caller, most: float, paused: float) -> float:
+    """`most`, or what the session has left if that is less; `paused`: seconds of its call that do not count."""
+    if caller.left is None:
         return most
-    return max(0.0, min(most, (caller.deadline_at - now()).total_seconds()))
+    return max(0.0, min(most, caller.left + paused - (time.monotonic() - caller.read_at)))

@@ -6,13 +6,13 @@ Nothing is cached, so a key is dead in the moment its session moves on. Keys are
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from datetime import datetime
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, func, select, true
+from sqlalchemy import Float, bindparam, cast, func, select, true
 
-from polar.lifecycle import Stage, State
+from polar.lifecycle import SESSION_CLOCK, Stage, State
 from polar.models import Lane, Policy, RolloutSession, Task
 from polar.proxy.gate import PolicyNow, policy_of
 from polar.proxy.reads import Reads
@@ -25,7 +25,8 @@ class Caller:
     id: str
     attempt: int
     key_hash: bytes
-    deadline_at: datetime | None
+    left: float | None
+    """Seconds that its session had when this was read, not counting pauses; None: as many as it takes."""
     turns: int
     sampled_tokens: int
     sampling: dict[str, Any]
@@ -43,6 +44,7 @@ class Caller:
     """The task's history policy."""
     strict: bool = False
     """The task takes no trace that is not exact."""
+    read_at: float = field(default_factory=time.monotonic)
     logprob_kind: str | None = None
     """Of which distribution the lane's engine gives log-probabilities, as its passport has it."""
 
@@ -56,7 +58,7 @@ FIND = (
         RolloutSession.id,
         RolloutSession.attempt,
         RolloutSession.key_hash,
-        RolloutSession.deadline_at,
+        cast(func.extract("epoch", RolloutSession.deadline_at - SESSION_CLOCK), Float).label("left"),
         RolloutSession.turns,
         RolloutSession.sampled_tokens,
         Task.spec["sampling"].label("sampling"),

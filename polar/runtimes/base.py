@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -56,11 +56,16 @@ class Limits:
 
     seconds: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
-    started: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+    """What the seconds are counted by: a clock that stands still takes none away."""
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
 
     def left(self) -> float | None:
         """Seconds left, never negative; None means without limit."""
-        return None if self.seconds is None else max(0.0, self.seconds - (time.monotonic() - self.started))
+        return None if self.seconds is None else max(0.0, self.seconds - (self.clock() - self.started))
 
 
 class Runtime(ABC):

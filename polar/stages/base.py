@@ -6,6 +6,7 @@ Holds no stage's own work.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from polar.db import transaction
 from polar.lifecycle import held_row
-from polar.models import RolloutSession, now
+from polar.models import RolloutSession
 from polar.runtimes.base import Limits
 from polar.settings import Settings
 from polar.spec import RuntimeSpec, TaskRequest
@@ -36,11 +37,22 @@ class Job:
     lane: LaneSpec
     cancelled: threading.Event
     """Set when the lease is lost: cancelled, ended, or taken over."""
+    clock: Callable[[], float] = time.monotonic
+    """What budgets are counted by: it stands still while the gate is closed."""
+    closed_for: float = 0.0
+    """How long the gate had been closed when the session was claimed: its deadline counts from that moment."""
     handles: dict[str, Any] = field(default_factory=dict)
     """The session's runtimes as this stage leaves them; starts as the row's."""
+    _ends: float | None = field(init=False)
+    """When the session's budget is used up, by `clock`."""
 
     def __post_init__(self) -> None:
         self.handles = dict(self.session.runtimes)
+        self._ends = None
+        if self.session.deadline_at is not None and self.session.claimed_at is not None:
+            # Both are the database's: this node's own time of day does not matter.
+            left = (self.session.deadline_at - self.session.claimed_at).total_seconds() + self.closed_for
+            self._ends = self.clock() + left
 
     def keep(self, use: str, handle: dict[str, Any], **values: Any) -> None:
         """Write a runtime's handle, and other columns, to the row. Raises LostLeaseError."""
@@ -56,13 +68,13 @@ class Job:
 
     def limits(self, seconds: float | None = None) -> Limits:
         """What is left of the session's budget, or `seconds` if that is less."""
-        left = max(0.0, (self.session.deadline_at - now()).total_seconds()) if self.session.deadline_at else None
+        left = None if self._ends is None else max(0.0, self._ends - self.clock())
         bounds = [bound for bound in (left, seconds) if bound is not None]
-        return Limits(min(bounds) if bounds else None, self.cancelled)
+        return Limits(min(bounds) if bounds else None, self.cancelled, self.clock)
 
     @property
     def out_of_time(self) -> bool:
-        return self.session.deadline_at is not None and self.session.deadline_at <= now()
+        return self._ends is not None and self._ends <= self.clock()
 
     @property
     def folder(self) -> Path:

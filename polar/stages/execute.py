@@ -2,7 +2,8 @@
 
 The key is made here, given to the harness, and only its hash is kept; a new attempt has a new key and a
 fresh runtime. How the agent ended is a result (`agent_exit`), not the session's state: a partial
-trajectory is still built and judged. A harness that made no model call is a failure that says so.
+trajectory is still built and judged, unless it was the node's proxy that the agent failed on. A harness that made no
+model call is a failure that says so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sqlalchemy import func, select
 
 from polar import harnesses, runtimes
 from polar.db import transaction
-from polar.errors import EngineError, HarnessError, LostLeaseError, SessionError
+from polar.errors import EngineError, HarnessError, LostLeaseError, NodeError, SessionError
 from polar.harnesses.base import AgentExit, Connection, Workplace
 from polar.models import Completion
 from polar.runtimes.base import Runtime
@@ -24,6 +25,7 @@ from polar.stages.base import Job, Outcome
 from polar.stages.fitness import require_fit
 from polar.stages.guard import error_without, exit_without, logs_without
 from polar.stages.prewarm import fresh_runtime
+from polar.stages.proxy_fault import await_proxy, proxy_fault
 
 ENGINE_FAULTS = ("no_token_ids", "engine_altered_prompt")
 """Codes of what breaks the promise that a trace has the tokens that were seen and sampled."""
@@ -51,6 +53,9 @@ def execute(job: Job) -> Outcome:
     logs_without(place.connection.api_key, place.logs)
     if (fault := _engine_fault(job)) is not None:
         raise fault
+    if agent_exit.state == "failed" and (why := proxy_fault(job)) is not None:
+        await_proxy(job)
+        raise NodeError(f"{why}; the agent failed on it: {agent_exit.error}", code="proxy_lost", retryable=True)
     values: dict[str, Any] = {"agent_exit": asdict(agent_exit), "key_hash": None}
     calls = _answered_calls(job)
     if calls == 0:

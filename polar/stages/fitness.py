@@ -35,6 +35,8 @@ FRESH = timedelta(minutes=5)
 """How long a passport is believed: engines are started again with other flags."""
 PATIENCE = 60.0
 """Seconds that a probe may take."""
+KNOCK = 10.0
+"""Seconds that an engine may take to say who it is."""
 
 
 def engine_class(spec: EngineSpec) -> type[Engine]:
@@ -51,6 +53,21 @@ async def probed(spec: EngineSpec) -> dict[str, Any]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE)) as http:
         passport = await probe(cls(spec.base_url, http, model=spec.model), canonical=spec.mode == "canonical")
     return {**asdict(passport), "mode": "token" if passport.ids_in else "canonical"}
+
+
+def is_away(error: EngineError) -> bool:
+    """Whether an engine that says this, or nothing, may be back any moment."""
+    return error.code in ("engine_down", "engine_cut", "engine_timeout") or error.retryable
+
+
+def knock(lane: LaneSpec) -> None:
+    """Ask the lane's engine who it is, and nothing more. Raises EngineError."""
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=KNOCK)) as http:
+            await engine_class(lane.engine)(lane.engine.base_url, http, model=lane.engine.model).passport()
+
+    asyncio.run(ask())
 
 
 def look(database: Database, lane: LaneSpec) -> dict[str, Any]:
@@ -82,7 +99,7 @@ def require_fit(job: Job) -> None:
         if passport is None or unfit(passport, job.lane, job.task) is not None:
             passport = look(job.database, job.lane)
     except EngineError as error:
-        if error.code in ("engine_down", "engine_cut", "engine_timeout") or error.retryable:
+        if is_away(error):
             logger.info(line("engine not probed", lane=job.lane.name, cause=error.message))
             return
         raise

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from polar import lanes, lifecycle, placement, runtimes, tracing
+from polar import lanes, lifecycle, placement, policy, runtimes, tracing
 from polar.db import after_commit, transaction
 from polar.dispatch import Dispatcher
 from polar.errors import EngineError, LostLeaseError, NodeError, SessionError
@@ -28,6 +29,9 @@ from polar.stages.base import Job, Outcome
 from polar.topology import LaneSpec, NodeSpec
 
 logger = logging.getLogger(__name__)
+AGAIN_SECONDS = 0.5
+DOWN_AFTER = 2
+"""Looks in a row that find no engine, until the lane says so: one may meet a restart."""
 
 
 @dataclass(slots=True)
@@ -41,19 +45,25 @@ class Lane:
     dispatcher: Dispatcher
     leases: LeaseKeeper
     worker: str
+    _misses: int = 0
+    """Looks in a row that found no engine."""
 
     def run(self, session_id: str, stage: Stage) -> bool:
         """Do one stage; True if the session went on to the next, so that its chain may go on."""
         if self.leases.stopping.is_set():
             return False
         with transaction(self.database) as db:
-            session = lifecycle.claim(db, session_id, stage, self.worker)
+            session = lifecycle.claim(db, session_id, stage, self.worker, self.spec.name)
             if session is None:
                 return False
             task = TaskRequest.model_validate(session.task.spec)
+            pauses = policy.pauses(db)
+        clock = self.leases.clock
+        clock.heard(pauses)
         started = time.monotonic()
         with self.leases.hold(session.id, session.attempt) as lost:
-            job = Job(session, task, self.database, self.settings, self.node, self.spec, lost)
+            place = (self.database, self.settings, self.node, self.spec)
+            job = Job(session, task, *place, lost, clock, pauses.closed_for or 0.0)
             says, error = "", None
             try:
                 outcome = STAGE_RUNS[stage](job)
@@ -80,10 +90,18 @@ class Lane:
         return error is None and says != "lost"
 
     def _advance(self, job: Job, outcome: Outcome) -> None:
-        with transaction(self.database) as db:
-            session = db.merge(job.session, load=False)
-            if lifecycle.advance(db, session, **outcome.values) is None:
-                after_commit(db, partial(self.clean, session))
+        """The work is done: a database that is away is waited for as long as the lease holds."""
+        while True:
+            try:
+                with transaction(self.database) as db:
+                    session = db.merge(job.session, load=False)
+                    if lifecycle.advance(db, session, **outcome.values) is None:
+                        after_commit(db, partial(self.clean, session))
+                    return
+            except OperationalError as error:
+                logger.warning(line("could not advance yet", session=job.session.id, error=type(error).__name__))
+                if job.cancelled.wait(AGAIN_SECONDS):
+                    raise LostLeaseError(f"session {job.session.id}: the lease ran out without the database") from error
 
     def _lost(self, job: Job) -> str:
         """Nothing to write, unless it was this process that is being stopped: then the session is given back."""
@@ -93,8 +111,8 @@ class Lane:
         return "lost"
 
     def _failed(self, job: Job, error: SessionError) -> str:
-        if self.leases.stopping.is_set():
-            return self._lost(job)
+        if job.cancelled.is_set():
+            return self._lost(job)  # what a stage that was stopped says is no finding of its own
         try:
             with transaction(self.database) as db:
                 session = db.merge(job.session, load=False)
@@ -114,13 +132,20 @@ class Lane:
 
     def _after(self, stage: Stage) -> None:
         """A stage that ended made room: take what waits for it."""
-        if stage in lifecycle.BEFORE_RECONSTRUCT:
+        try:
             if stage is Stage.EXECUTE:
-                with transaction(self.database) as db:
-                    waiting = placement.waiting_to_execute(db, self.spec.name)
-                for session_id in waiting:
-                    self.dispatcher.wake(session_id, Stage.EXECUTE, self.spec.name)
-            self.look()
+                self._wake_waiting(1)
+            if stage in lifecycle.BEFORE_RECONSTRUCT:
+                self.look()
+        except SQLAlchemyError as error:
+            # The sweeper asks again.
+            logger.warning(line("could not look for work", lane=self.spec.name, error=type(error).__name__))
+
+    def _wake_waiting(self, most: int) -> None:
+        with transaction(self.database) as db:
+            waiting = placement.waiting_to_execute(db, self.spec.name, most)
+        for session_id in waiting:
+            self.dispatcher.wake(session_id, Stage.EXECUTE, self.spec.name)
 
     def look(self) -> int:
         """Take queued sessions while there is room; how many."""
@@ -138,17 +163,40 @@ class Lane:
             lanes.removed(db, session.id)
 
     def look_at_engine(self) -> None:
-        """Probe the lane's engine, unless that was done lately; what is found is kept with the lane."""
-        if fitness.kept_passport(self.database, self.spec) is None:
-            try:
+        """Whether the lane's engine answers, and, unless it was probed lately, what it can do; both are kept.
+
+        A lane whose engine is down takes nothing, and looks for work as soon as it is back."""
+        down = None
+        try:
+            if fitness.kept_passport(self.database, self.spec) is None:
                 fitness.look(self.database, self.spec)
-            except EngineError as error:
+            else:
+                fitness.knock(self.spec)
+        except EngineError as error:
+            if fitness.is_away(error):
+                down = error.message
+            else:
                 logger.info(line("engine not probed", lane=self.spec.name, cause=error.message))
+        self._misses = self._misses + 1 if down else 0
+        if 0 < self._misses < DOWN_AFTER:
+            return
+        with transaction(self.database) as db:
+            news = lanes.note_engine(db, self.spec.name, down)
+        if news and down:
+            logger.warning(line("lane takes nothing: its engine is down", lane=self.spec.name, cause=down))
+        elif news:
+            logger.info(line("engine is back; lane takes sessions", lane=self.spec.name))
+            self._wake_waiting(self.spec.max_execute)
+            self.look()
 
     def beat(self) -> None:
         """Say that the lane is here, and remove what ended sessions left on this node."""
         with transaction(self.database) as db:
             lanes.beat(db, self.node, self.spec)
-            left = lanes.leftovers(db, self.node.id)
+            left, behind = lanes.leftovers(db, self.node.id), lanes.left_behind(db, self.node.id)
         for session in left:
             self.clean(session)
+        for leftover in behind:
+            runtimes.attach(leftover.handle).destroy()
+            with transaction(self.database) as db:
+                lanes.swept(db, leftover.id)

@@ -97,7 +97,7 @@ def test_a_command_has_the_variables_given_and_none_of_the_worker(
 ) -> None:
     """The environment is made from nothing: the worker's secrets are not in it, HOME is the runtime's."""
     monkeypatch.setenv("POLAR_DATABASE_URL", "postgresql://secret")
-    monkeypatch.setenv("POLAR_CONTROL_TOKEN", "secret")
+    monkeypatch.setenv("POLAR_WEBHOOK_SECRET", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.example/simple")
     seen = runtime.exec("env -0", env={"GIVEN": "a 'b'\n$c"}, limits=Limits(20)).stdout.split("\0")

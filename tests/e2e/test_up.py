@@ -20,6 +20,7 @@ import pytest
 
 from polar.cli.client import load_task
 from polar.embedded import free_port
+from polar.runtimes import tree
 
 pytestmark = pytest.mark.e2e
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -186,6 +187,30 @@ def test_cancelling_stops_the_agent(up: Up) -> None:
     while not subprocess.run(pattern, capture_output=True).returncode and time.monotonic() < end + 20:
         time.sleep(0.2)
     assert subprocess.run(pattern, capture_output=True).returncode == 1
+
+
+def test_an_agent_that_gives_up_on_a_dead_proxy_is_run_again(up: Up) -> None:
+    """One that asks only once, and fails because its proxy was killed, has not failed: it runs again."""
+    name = uuid.uuid4().hex
+    task_id = up.submit(shell(THREE_CALLS % f"import time; open('/tmp/{name}', 'w').close(); time.sleep(1.5)"))
+    marker, end = Path(f"/tmp/{name}"), time.monotonic() + 40
+    while not marker.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    (proxy,) = (
+        pid
+        for pid, found in tree.processes().items()
+        if found.parent == up.process.pid and b"workers.proxy:app" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(proxy, signal.SIGKILL)
+    (result,) = up.wait(task_id)["results"]
+    marker.unlink()
+    assert result["status"] == "COMPLETED", result["metadata"]
+    events = up.http.get(f"/rollout/session/{result['session_id']}/events").json()["events"]
+    retries = [event["note"] for event in events if event["move"] == "retry"]
+    assert [(note["stage"], note["blame"], note["code"]) for note in retries] == [("execute", "node", "proxy_lost")]
+    assert "the agent failed on it" in retries[0]["message"]
+    assert result["trajectory"]["metadata"]["record_count"] == 3
 
 
 def test_the_command_line_submits_and_watches(up: Up, tmp_path: Path) -> None:

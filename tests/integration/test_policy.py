@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -266,14 +267,30 @@ def test_a_hang_up_after_a_cut(api: FlaskClient, database: Engine, database_url:
         assert len(row.logprobs or b"") == len(row.output_ids)
 
 
-def test_a_sessions_deadline_counts_while_held(
+def test_a_sessions_clock_stands_still_while_held(
     api: FlaskClient, database: Engine, database_url: str, session_id: str
 ) -> None:
-    """A harness is told that its session's time ran out, and why."""
+    """A call that is held for longer than its session had left is answered after the pause."""
     with serve(database_url) as url:
-        api.post("/rollout/pause")
         with Session(database) as db, db.begin():
-            db.execute(update(RolloutSession).values(deadline_at=now().replace(microsecond=0)))
+            db.execute(update(RolloutSession).values(deadline_at=now() + timedelta(seconds=3)))
+        api.post("/rollout/pause?wait=10")
+        asking = Asking(url, "wait")
+        until(lambda: sum(each["held"] for each in proxies(api)) == 1)
+        time.sleep(3.5)
+        assert sum(each["held"] for each in proxies(api)) == 1
+        api.post("/rollout/resume")
+        assert asking.answer() == "waited"
+
+
+def test_a_session_that_is_out_of_time_is_told_so(
+    api: FlaskClient, database: Engine, database_url: str, session_id: str
+) -> None:
+    """Time that was used up before the pause does not come back with it."""
+    with serve(database_url) as url:
+        with Session(database) as db, db.begin():
+            db.execute(update(RolloutSession).values(deadline_at=now() - timedelta(seconds=1)))
+        api.post("/rollout/pause?wait=10")
         with pytest.raises(openai.PermissionDeniedError, match="while generation was paused"):
             client(url).chat.completions.create(model="m", messages=[SLOW])
         assert completions(database)[0].error["code"] == "session_timeout"

@@ -31,7 +31,13 @@ from tests.integration.rig import KEY, client, completions, free_port, open_sess
 from workers.serving.patience import Worker
 
 USER = {"role": "user", "content": "hello"}
-ADMIN = [("DELETE", "/nodes/x"), ("PUT", "/rollout/policy"), ("POST", "/rollout/pause"), ("POST", "/rollout/resume")]
+ADMIN = [
+    ("DELETE", "/nodes/x"),
+    ("POST", "/nodes/x/resume"),
+    ("PUT", "/rollout/policy"),
+    ("POST", "/rollout/pause"),
+    ("POST", "/rollout/resume"),
+]
 
 
 class HurriedWorker(Worker):

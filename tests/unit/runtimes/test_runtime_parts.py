@@ -92,7 +92,7 @@ def test_a_runaway_log_is_cut_on_disk_too(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_an_installer_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment for installing on the node has the owner's home and nothing of Polar."""
-    monkeypatch.setenv("POLAR_CONTROL_TOKEN", "secret")
+    monkeypatch.setenv("POLAR_WEBHOOK_SECRET", "secret")
     found = environment.for_installers()
     assert found["HOME"] == os.environ["HOME"]
     assert "secret" not in found.values()

@@ -4,8 +4,8 @@ from alembic import op
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-revision = '0011'
-down_revision = '0004'
+revision = '0006'
+down_revision = '0005'
 
 
 def upgrade() -> None:
