@@ -76,7 +76,7 @@ class Lane:
         facts = {"polar.task": task.task_id, "polar.lane": self.spec.name, "polar.node": self.node.id}
         fault = error.code if error else ("lost" if says == "lost" else None)
         tracing.stage(session.id, session.attempt, stage.value, spent, facts, fault)
-        self._after(stage)
+        self._after(stage, went_on=error is None)
         return error is None and says != "lost"
 
     def _advance(self, job: Job, outcome: Outcome) -> None:
@@ -112,19 +112,16 @@ class Lane:
             return "lost"
         return f"{session.state} blame={error.blame} code={error.code}: {error.message}"
 
-    def _after(self, stage: Stage) -> None:
-        """A stage that ended made room: take what waits for it."""
-        if stage in lifecycle.BEFORE_RECONSTRUCT:
-            if stage is Stage.EXECUTE:
-                with transaction(self.database) as db:
-                    waiting = placement.waiting_to_execute(db, self.spec.name)
-                for session_id in waiting:
-                    self.dispatcher.wake(session_id, Stage.EXECUTE, self.spec.name)
-            self.look()
+    def _after(self, stage: Stage, *, went_on: bool) -> None:
+        """A stage that ended made room: take what waits for it. A session that goes on to execute left none."""
+        if stage is Stage.EXECUTE or (stage is Stage.PREWARM and not went_on):
+            self.look(ready=stage is Stage.EXECUTE)
 
-    def look(self) -> int:
-        """Take queued sessions while there is room; how many."""
+    def look(self, *, ready: bool = False) -> int:
+        """Take queued sessions while there is room; how many. With `ready`, wake one that only lacked room, too."""
         with transaction(self.database) as db:
+            for session_id in placement.waiting_to_execute(db, self.spec.name) if ready else ():
+                after_commit(db, partial(self.dispatcher.wake, session_id, Stage.EXECUTE, self.spec.name))
             ids = placement.place(db, self.spec.name)
             for session_id in ids:
                 after_commit(db, partial(self.dispatcher.wake, session_id, Stage.PREWARM, self.spec.name))
