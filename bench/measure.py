@@ -37,6 +37,15 @@ def family(root: int) -> set[int]:
     return found
 
 
+def process_cpu(pid: int) -> float:
+    """CPU seconds that one process has used; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def tree_cpu(root: int) -> float:
     """CPU seconds that a process and all its descendants have used."""
     ticks = 0

@@ -15,7 +15,7 @@ from polar.lifecycle import BEFORE_RECONSTRUCT, LANE_ALIVE_SECONDS, Stage, State
 from polar.models import TAKEN, Lane, Node, RolloutSession, now
 from polar.statements import PLACE
 
-SPARE = 64
+SPARE = 32
 """Sessions that are looked at beyond the room there is: lanes that look at the same moment lock the first ones."""
 
 

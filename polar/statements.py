@@ -41,24 +41,30 @@ CANCEL_OPEN = text(
     """
 ).bindparams(bindparam("moment", type_=DateTime(timezone=True)))
 
-# What it costs depends on how much the lanes hold, not on how many sessions or tasks wait. A task of which no lane has
-# anything comes before its likes that are held, and of such tasks no more can be taken than there is room for: the
-# oldest are enough. Of each task, no more of its first sessions than that can be taken either.
+# What it costs depends on how much the lanes hold, not on how many sessions or tasks wait. Of the tasks of which no
+# lane has anything, and of the others with the smallest shares, no more can be taken than there is room for, and of
+# each no more than that of its first sessions. The others matter at all only where the fresh ones do not suffice.
 PLACE = text(
     """
     WITH busy AS MATERIALIZED (
         SELECT task_pk, count(*) AS held FROM sessions
         WHERE ended_at IS NULL AND (lane IS NOT NULL OR deadline_at IS NOT NULL) AND lane IS NOT NULL GROUP BY task_pk
-    ), fresh AS (
-        SELECT id FROM tasks t
+    ), fresh AS MATERIALIZED (
+        SELECT id, priority FROM tasks t
         WHERE ended_at IS NULL AND (lanes IS NULL OR lanes ? :lane) AND id NOT IN (SELECT task_pk FROM busy)
         AND EXISTS (SELECT FROM sessions s WHERE s.task_pk = t.id AND s.ended_at IS NULL AND s.state = :state)
         ORDER BY priority DESC, created_at LIMIT :looked_at
-    ), candidates AS (
-        SELECT id AS task_pk, 0 AS held FROM fresh
-        UNION ALL
-        SELECT b.task_pk, b.held FROM busy b JOIN tasks t ON t.id = b.task_pk
+    ), by_share AS MATERIALIZED (
+        SELECT t.id, b.held FROM busy b JOIN tasks t ON t.id = b.task_pk
         WHERE t.ended_at IS NULL AND (t.lanes IS NULL OR t.lanes ? :lane)
+        AND ((SELECT count(*) FROM fresh) < :looked_at OR t.priority > (SELECT min(priority) FROM fresh))
+        ORDER BY t.priority DESC, b.held, t.created_at
+    ), others AS (
+        SELECT o.id, o.held FROM by_share o CROSS JOIN LATERAL (
+            SELECT FROM sessions WHERE task_pk = o.id AND ended_at IS NULL AND lane IS NULL AND state = :state LIMIT 1
+        ) waiting LIMIT :looked_at
+    ), candidates AS (
+        SELECT id AS task_pk, 0 AS held FROM fresh UNION ALL SELECT id, held FROM others
     ), ranked AS (
         SELECT w.id, w.priority, w.queued_at, c.held + w.place AS share FROM candidates c CROSS JOIN LATERAL (
             SELECT id, priority, queued_at, row_number() OVER (ORDER BY number) AS place FROM sessions
