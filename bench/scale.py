@@ -17,7 +17,7 @@ import random
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -28,7 +28,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import joinedload
 
 import migrations
 from bench import agents
@@ -38,6 +39,7 @@ from polar import lanes, lifecycle, placement
 from polar.db import connect, transaction
 from polar.embedded import EmbeddedPostgres
 from polar.lifecycle import HEARTBEAT_SECONDS, Stage
+from polar.models import RolloutSession
 
 console = Console(highlight=False, width=130)
 AGENT_SECONDS, CALLS = 120.0, 30
@@ -78,6 +80,7 @@ class Fleet:
         self.each = each
         self.nodes = [agents.node_and_lane(number, each) for number in range(nodes)]
         self.running: dict[str, dict[str, Virtual]] = {lane.name: {} for _, lane in self.nodes}
+        self.ready: dict[str, deque[str]] = {name: deque() for name in self.running}
         self.placed: dict[str, list[str]] = {}
         self.due: list[Due] = []
         self._order = itertools.count()
@@ -107,9 +110,8 @@ class Fleet:
             for node, lane in self.nodes:
                 for session_id in self.placed[lane.name][self.each :]:
                     self.stage(self._random.uniform(0, 1), session_id, Stage.PREWARM, lane.name)
-                for session_id in self.placed[lane.name][: self.each]:
-                    row = db.get_one(lifecycle.RolloutSession, session_id)
-                    _ = row.task.spec
+                running = RolloutSession.id.in_(self.placed[lane.name][: self.each])
+                for row in db.scalars(select(RolloutSession).where(running).options(joinedload(RolloutSession.task))):
                     assert row.key_hash is not None
                     virtual = Virtual(row, calls=self._random.randrange(CALLS), key_hash=row.key_hash)
                     self.running[lane.name][row.id] = virtual
@@ -152,6 +154,8 @@ class Fleet:
     def _executed(self, virtual: Virtual, at: float) -> None:
         lane = str(virtual.row.lane)
         del self.running[lane][virtual.row.id]
+        if self.ready[lane]:
+            self.stage(at, self.ready[lane].popleft(), Stage.EXECUTE, lane)
         self.look(at, lane)
         self.stage(at, virtual.row.id, Stage.RECONSTRUCT, lane)
 
@@ -169,7 +173,7 @@ class Fleet:
 
         def claimed(moment: float, row: Any) -> None:
             if row is None:  # execute is full: the lane wakes it when there is room
-                self.stage(moment + SHORT_SECONDS, session_id, stage, lane)
+                self.ready[lane].append(session_id)
                 return
             virtual = Virtual(row)
             if stage is Stage.EXECUTE:
