@@ -261,8 +261,9 @@ class Simulation:
         self._stop.set()
         watcher.join()
         used = self._used()
-        cpu = {kind: used[kind][0] - before[kind][0] for kind in KINDS if kind in used and kind in before}
-        wal = {kind: used[kind][1] - before[kind][1] for kind in cpu}
+        # A kind that had no connection yet when the measurement began used nothing before.
+        cpu = {kind: used[kind][0] - before.get(kind, (0.0, 0))[0] for kind in KINDS if kind in used}
+        wal = {kind: used[kind][1] - before.get(kind, (0.0, 0))[1] for kind in cpu}
         with self.database.connect() as db:
             connections = db.execute(
                 text("SELECT count(*) FROM pg_stat_activity WHERE application_name <> ''")
