@@ -11,20 +11,39 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def family(root: int) -> set[int]:
-    """A process and all its descendants."""
+def _parents() -> dict[int, int]:
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
+    return parents
+
+
+def children(root: int) -> list[int]:
+    """The processes that a process started itself, and that live."""
+    return sorted(pid for pid, parent in _parents().items() if parent == root)
+
+
+def family(root: int) -> set[int]:
+    """A process and all its descendants."""
+    parents = _parents()
     found, grew = {root}, True
     while grew:
         more = {pid for pid, parent in parents.items() if parent in found} - found
         found |= more
         grew = bool(more)
     return found
+
+
+def process_cpu(pid: int) -> float:
+    """CPU seconds that one process has used; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def tree_cpu(root: int) -> float:

@@ -21,14 +21,15 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from sqlalchemy import CursorResult, case, func, insert, select, tuple_, update
+from sqlalchemy import CursorResult, Text, Uuid, cast, func, insert, literal, select, update
 from sqlalchemy.orm import Session
 
 from polar import tracing
 from polar.db import after_commit
 from polar.errors import ConflictError, LostLeaseError, NodeError, NotFoundError, SessionError
-from polar.models import Delivery, Lane, Leftover, Policy, RolloutSession, SessionEvent, Task, TraceRow, now
+from polar.models import TAKEN, Delivery, Lane, Leftover, Policy, RolloutSession, SessionEvent, Task, TraceRow, now
 from polar.spec import TaskRequest
+from polar.statements import CANCEL_OPEN, RENEW
 
 LEASE_SECONDS = 10.0
 """A worker that has not renewed for this long is taken for dead."""
@@ -114,12 +115,21 @@ def submit(
     )
     db.add(task)
     db.flush()  # the bulk insert below needs the row it refers to
-    ids = [f"ses-{uuid.uuid4().hex}" for _ in range(request.num_samples)]
-    common = {"task_pk": task.id, "stage": Stage.PREWARM, "state": State.QUEUED, "priority": task.priority}
-    db.execute(insert(RolloutSession), [{"id": sid, "number": n, **common} for n, sid in enumerate(ids)])
-    event = {"move": "open", "stage": Stage.PREWARM, "state": State.QUEUED, "attempt": 1}
-    db.execute(insert(SessionEvent), [{"session_id": sid, **event} for sid in ids])
+    _open_sessions(db, task)
     return task
+
+
+def _open_sessions(db: Session, task: Task) -> None:
+    """Two statements, however many sessions: Postgres counts and names them."""
+    number = func.generate_series(0, task.num_samples - 1).column_valued("number")
+    name = literal("ses-") + func.replace(cast(func.gen_random_uuid(), Text), "-", "")
+    queued = {"stage": literal(Stage.PREWARM.value), "state": literal(State.QUEUED.value)}
+    common = {"task_pk": literal(task.id, Uuid()), **queued, "priority": literal(task.priority)}
+    rows = select(name, number, *common.values())
+    db.execute(insert(RolloutSession).from_select(["id", "number", *common], rows))
+    event = {"move": literal("open"), **queued, "attempt": literal(1)}
+    events = select(RolloutSession.id, *event.values()).where(RolloutSession.task_pk == task.id)
+    db.execute(insert(SessionEvent).from_select(["session_id", *event], events.order_by(RolloutSession.number)))
 
 
 # ── moves ──────────────────────────────────────────────────────────────────────────────────────────
@@ -258,11 +268,27 @@ def cancel_task(db: Session, task_id: str) -> Task:
         raise NotFoundError(f"no task {task_id!r}")
     if task.state == TaskState.RUNNING:
         task.state = TaskState.CANCELLED
-        # In the order in which other statements lock several sessions, so that none waits for the other in a ring.
-        for session in sorted(task.sessions, key=lambda each: each.id):
-            cancel(db, session)
+        _cancel_open(db, task, "cancelled on request")
         _settle(db, task)
     return task
+
+
+def _cancel_open(db: Session, task: Task, reason: str) -> None:
+    """Cancel every open session of a locked task: two statements, however many there are."""
+    # Locked first, and in the order in which other statements lock several sessions, so that none waits for the other
+    # in a ring. A statement of its own, because the one that follows must see what those who held them have written.
+    unended = (RolloutSession.task_pk == task.id, RolloutSession.ended_at.is_(None))
+    db.execute(select(RolloutSession.id).where(*unended).order_by(RolloutSession.id).with_for_update())
+    values = {"task": task.id, "moment": now(), "reason": reason, "state": State.CANCELLED, "running": State.RUNNING}
+    ids = db.scalars(CANCEL_OPEN, values).all()
+    for each in db.identity_map.values():
+        if isinstance(each, RolloutSession) and each.task_pk == task.id:
+            db.expire(each)
+    for session_id in ids if _owes(task, "session") else ():
+        _owe(db, task, "session", session_id)
+    if tracing.on():
+        for each in db.scalars(select(RolloutSession).where(RolloutSession.id.in_(ids))):
+            after_commit(db, partial(tracing.ended, each.id, each.created_at, _facts(each, task), _code(each.error)))
 
 
 # ── leases ─────────────────────────────────────────────────────────────────────────────────────────
@@ -270,54 +296,9 @@ def cancel_task(db: Session, task_id: str) -> Task:
 
 def renew(db: Session, held: Iterable[tuple[str, int]]) -> set[str]:
     """Extend the leases of (session id, attempt) pairs; the ids that are still held."""
-    # Locked in the order in which other statements lock several sessions, so that none waits for the other in a ring.
-    mine = (
-        select(RolloutSession.id)
-        .where(tuple_(RolloutSession.id, RolloutSession.attempt).in_(list(held)), RolloutSession.state == State.RUNNING)
-        .order_by(RolloutSession.id)
-        .with_for_update(key_share=True)
-        .cte()
-    )
-    extended = (
-        update(RolloutSession)
-        .where(RolloutSession.id.in_(select(mine.c.id)))
-        .values(lease_until=CLOCK + timedelta(seconds=LEASE_SECONDS))
-        .returning(RolloutSession.id)
-        .execution_options(synchronize_session=False)
-    )
-    return set(db.scalars(extended))
-
-
-def expired(db: Session) -> list[RolloutSession]:
-    """Running sessions whose worker stopped renewing, locked for the caller."""
-    return list(
-        db.scalars(
-            select(RolloutSession)
-            .where(
-                RolloutSession.state == State.RUNNING,
-                # A recording's lease is its whole time, and stands still with it.
-                RolloutSession.lease_until < case((RolloutSession.worker.is_(None), SESSION_CLOCK), else_=CLOCK),
-            )
-            .with_for_update(skip_locked=True)
-            .limit(200)
-        )
-    )
-
-
-def overdue(db: Session) -> list[RolloutSession]:
-    """Queued sessions past their deadline, locked for the caller. Running ones are their worker's to end."""
-    return list(
-        db.scalars(
-            select(RolloutSession)
-            .where(
-                RolloutSession.state == State.QUEUED,
-                RolloutSession.stage != Stage.RECONSTRUCT,
-                RolloutSession.deadline_at < SESSION_CLOCK,
-            )
-            .with_for_update(skip_locked=True)
-            .limit(200)
-        )
-    )
+    pairs = list(held)
+    values = {"ids": [pair[0] for pair in pairs], "attempts": [pair[1] for pair in pairs]}
+    return set(db.scalars(RENEW, {**values, "seconds": LEASE_SECONDS, "state": State.RUNNING}))
 
 
 def held_row(db: Session, session: RolloutSession) -> RolloutSession:
@@ -361,6 +342,7 @@ def _room_to_execute(db: Session, lane_name: str | None) -> bool:
         select(func.count())
         .select_from(RolloutSession)
         .where(
+            TAKEN,
             RolloutSession.lane == lane_name,
             RolloutSession.stage == Stage.EXECUTE,
             RolloutSession.state == State.RUNNING,
@@ -371,22 +353,20 @@ def _room_to_execute(db: Session, lane_name: str | None) -> bool:
 
 
 def _guarded(db: Session, session: RolloutSession, values: dict[str, Any]) -> None:
-    matched = rowcount(
-        db.execute(
-            update(RolloutSession)
-            .where(
-                RolloutSession.id == session.id,
-                RolloutSession.stage == session.stage,
-                RolloutSession.state == session.state,
-                RolloutSession.attempt == session.attempt,
-            )
-            .values(**values)
-            .execution_options(synchronize_session=False)
+    moved = db.scalars(
+        update(RolloutSession)
+        .where(
+            RolloutSession.id == session.id,
+            RolloutSession.stage == session.stage,
+            RolloutSession.state == session.state,
+            RolloutSession.attempt == session.attempt,
         )
-    )
-    if matched != 1:
+        .values(**values)
+        .returning(RolloutSession)  # and with it the new row, in the object that the caller has
+        .execution_options(synchronize_session=False, populate_existing=True)
+    ).all()
+    if len(moved) != 1:
         raise LostLeaseError(f"session {session.id} was moved by someone else")
-    db.refresh(session)
 
 
 def _end(
@@ -406,8 +386,7 @@ def _end(
         after_commit(db, partial(tracing.ended, session.id, session.created_at, _facts(session, task), _code(error)))
     _owe(db, task, "session", session.id)
     if state is State.COMPLETED and _enough(db, task):
-        for other in task.sessions:
-            cancel(db, other, "enough usable sessions are in")
+        _cancel_open(db, task, "enough usable sessions are in")
     _settle(db, task)
 
 
@@ -428,26 +407,25 @@ def _settle(db: Session, task: Task) -> None:
     task.updated_at = now()
     if task.ended_at is not None:
         return
-    rows = db.execute(
-        select(RolloutSession.state, func.count())
-        .where(RolloutSession.task_pk == task.id)
-        .group_by(RolloutSession.state)
-    )
-    counts: dict[str, int] = dict(rows.all())
-    if any(counts.get(state, 0) for state in OPEN):
+    mine = select(RolloutSession.id).where(RolloutSession.task_pk == task.id)
+    # Not counted: the first that is open says enough, and a task of ten thousand asks this ten thousand times.
+    if db.scalar(mine.where(RolloutSession.ended_at.is_(None)).limit(1)) is not None:
         return
     task.ended_at = now()
     if task.state == TaskState.RUNNING:
-        done = counts.get(State.COMPLETED, 0) > 0
+        done = db.scalar(mine.where(RolloutSession.state == State.COMPLETED).limit(1)) is not None
         task.state = TaskState.COMPLETED if done else TaskState.FAILED
     _owe(db, task, "task")
 
 
 def _owe(db: Session, task: Task, event: str, session_id: str | None = None) -> None:
     """Part of the transaction that ends it: a callback is owed exactly if the end is committed."""
-    url = task.spec.get("callback_url")
-    if url and event in task.spec.get("callback_events", ("task",)):
-        db.add(Delivery(task_pk=task.id, session_id=session_id, url=url))
+    if _owes(task, event):
+        db.add(Delivery(task_pk=task.id, session_id=session_id, url=task.spec["callback_url"]))
+
+
+def _owes(task: Task, event: str) -> bool:
+    return bool(task.spec.get("callback_url")) and event in task.spec.get("callback_events", ("task",))
 
 
 def _facts(session: RolloutSession, task: Task) -> dict[str, tracing.Value | None]:

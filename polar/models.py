@@ -10,7 +10,19 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKey, Identity, Index, LargeBinary, Text, func, text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Computed,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    LargeBinary,
+    Text,
+    func,
+    text,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -18,6 +30,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 def now() -> datetime:
     """The clock of every row, in UTC."""
     return datetime.now(UTC)
+
+
+TAKEN = text("sessions.ended_at IS NULL AND (sessions.lane IS NOT NULL OR sessions.deadline_at IS NOT NULL)")
+"""Sessions that a lane has, or had: few, however many wait. Said in these words, Postgres knows the index to take."""
 
 
 class Model(DeclarativeBase):
@@ -38,6 +54,7 @@ class Task(Model):
         Index("tasks_current_name", "task_id", unique=True, postgresql_where=text("current")),
         Index("tasks_recent", "created_at"),
         Index("tasks_name", "task_id"),
+        Index("tasks_in_order", text("priority DESC"), "created_at", postgresql_where=text("ended_at IS NULL")),
         Index("tasks_open", "key_id", postgresql_where=text("ended_at IS NULL")),
         Index("tasks_group", "group_id", postgresql_where=text("group_id IS NOT NULL")),
         Index("tasks_repeated", "idempotency_key", postgresql_where=text("idempotency_key IS NOT NULL")),
@@ -57,6 +74,8 @@ class Task(Model):
     idempotency_key: Mapped[str | None]
     group_id: Mapped[str | None]
     """`metadata.group_id` as text, where an index finds it."""
+    lanes: Mapped[list[Any] | None] = mapped_column(Computed("nullif(spec -> 'lanes', 'null'::jsonb)", persisted=True))
+    """`lanes` of the spec, where placement reads it without the rest of a long spec; None: any lane."""
     created_at: Mapped[datetime] = mapped_column(default=now)
     updated_at: Mapped[datetime] = mapped_column(default=now)
     ended_at: Mapped[datetime | None]
@@ -69,7 +88,14 @@ class RolloutSession(Model):
     __tablename__ = "sessions"
     __table_args__ = (
         Index("sessions_of_task", "task_pk", "number"),
-        Index("sessions_open", "stage", "state", "lane", postgresql_where=text("ended_at IS NULL")),
+        Index("sessions_unended", "task_pk", "number", postgresql_where=text("ended_at IS NULL")),
+        Index(
+            "sessions_taken",
+            "lane",
+            "stage",
+            "state",
+            postgresql_where=text("ended_at IS NULL AND (lane IS NOT NULL OR deadline_at IS NOT NULL)"),
+        ),
         Index("sessions_key", "key_hash", unique=True, postgresql_where=text("key_hash IS NOT NULL")),
         Index("sessions_leftover", "node_id", postgresql_where=text("runtimes <> '{}'::jsonb")),
         Index("sessions_feed", "feed_number", unique=True, postgresql_where=text("feed_number IS NOT NULL")),

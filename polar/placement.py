@@ -8,31 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import and_, func, not_, select, text, update
+from sqlalchemy import and_, func, not_, select, update
 from sqlalchemy.orm import Session
 
 from polar.lifecycle import BEFORE_RECONSTRUCT, Stage, State, record
-from polar.models import Lane, Node, RolloutSession, now
+from polar.models import TAKEN, Lane, Node, RolloutSession, now
+from polar.statements import PLACE
 
 REWAKE_SECONDS = 10.0
 """A queued row whose last wake-up is older gets another: an emptied broker heals itself."""
-PLACE = text(
-    """
-    WITH busy AS (
-        SELECT task_pk, count(*) AS held FROM sessions
-        WHERE ended_at IS NULL AND lane IS NOT NULL GROUP BY task_pk
-    ), ranked AS (
-        SELECT s.id, s.priority, s.queued_at,
-               coalesce(b.held, 0) + row_number() OVER (PARTITION BY s.task_pk ORDER BY s.number) AS share
-        FROM sessions s JOIN tasks t ON t.id = s.task_pk LEFT JOIN busy b ON b.task_pk = s.task_pk
-        WHERE s.lane IS NULL AND s.stage = :stage AND s.state = :state
-          AND (t.spec -> 'lanes' = 'null'::jsonb OR t.spec -> 'lanes' ? :lane)
-    )
-    SELECT s.id FROM sessions s JOIN ranked r ON r.id = s.id
-    WHERE s.lane IS NULL AND s.state = :state
-    ORDER BY r.priority DESC, r.share, r.queued_at LIMIT :room FOR UPDATE OF s SKIP LOCKED
-    """
-)
+SPARE = 32
+"""Sessions that are looked at beyond the room there is: lanes that look at the same moment lock the first ones."""
 
 
 def place(db: Session, lane_name: str) -> list[str]:
@@ -49,8 +35,8 @@ def place(db: Session, lane_name: str) -> list[str]:
         select(func.count())
         .select_from(RolloutSession)
         .where(
+            TAKEN,
             RolloutSession.lane == lane_name,
-            RolloutSession.ended_at.is_(None),
             RolloutSession.stage.in_(BEFORE_RECONSTRUCT),
             not_(and_(RolloutSession.state == State.RUNNING, RolloutSession.worker.is_(None))),  # only recorded
         )
@@ -58,10 +44,8 @@ def place(db: Session, lane_name: str) -> list[str]:
     room = lane.max_execute + lane.ready_buffer - (held or 0)
     if room <= 0:
         return []
-    found = db.execute(
-        PLACE, {"stage": Stage.PREWARM, "state": State.QUEUED, "lane": lane_name, "room": room}
-    ).scalars()
-    ids = list(found)
+    values = {"stage": Stage.PREWARM, "state": State.QUEUED, "lane": lane_name}
+    ids = list(db.scalars(PLACE, {**values, "room": room, "looked_at": room + SPARE}))
     if ids:
         db.execute(
             update(RolloutSession)
@@ -79,6 +63,7 @@ def unwoken(db: Session) -> list[RolloutSession]:
         db.scalars(
             select(RolloutSession)
             .where(
+                TAKEN,
                 RolloutSession.state == State.QUEUED,
                 RolloutSession.lane.is_not(None),
                 RolloutSession.woken_at < before,
@@ -97,7 +82,12 @@ def waiting_to_execute(db: Session, lane: str, limit: int = 1) -> Sequence[str]:
     """Sessions of this lane that are ready and only lack room, best first."""
     return db.scalars(
         select(RolloutSession.id)
-        .where(RolloutSession.lane == lane, RolloutSession.stage == Stage.EXECUTE, RolloutSession.state == State.QUEUED)
+        .where(
+            TAKEN,
+            RolloutSession.lane == lane,
+            RolloutSession.stage == Stage.EXECUTE,
+            RolloutSession.state == State.QUEUED,
+        )
         .order_by(RolloutSession.priority.desc(), RolloutSession.queued_at)
         .limit(limit)
     ).all()

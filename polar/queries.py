@@ -11,8 +11,9 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from polar.errors import NotFoundError
-from polar.lifecycle import BEFORE_RECONSTRUCT, OPEN, Stage, State
+from polar.lifecycle import BEFORE_RECONSTRUCT, Stage, State
 from polar.models import (
+    TAKEN,
     Completion,
     Lane,
     Node,
@@ -128,7 +129,7 @@ def mean_traces(db: Session, task_pks: Sequence[uuid.UUID]) -> dict[uuid.UUID, f
 
 
 def open_sessions(db: Session) -> int:
-    return db.scalar(select(func.count()).select_from(RolloutSession).where(RolloutSession.state.in_(OPEN))) or 0
+    return db.scalar(select(func.count()).select_from(RolloutSession).where(RolloutSession.ended_at.is_(None))) or 0
 
 
 def nodes(db: Session, node_id: str | None = None) -> Sequence[Node]:
@@ -144,7 +145,7 @@ def loads(db: Session) -> dict[str, dict[tuple[str, str], int]]:
     """Open sessions of each node by (stage, state)."""
     rows = db.execute(
         select(RolloutSession.node_id, RolloutSession.stage, RolloutSession.state, func.count())
-        .where(RolloutSession.state.in_(OPEN), RolloutSession.node_id.is_not(None))
+        .where(TAKEN, RolloutSession.node_id.is_not(None))
         .group_by(RolloutSession.node_id, RolloutSession.stage, RolloutSession.state)
     )
     found: dict[str, dict[tuple[str, str], int]] = {}

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from polar import lanes, lifecycle
 from polar.errors import ConflictError, HarnessError, NodeError
 from polar.lifecycle import Stage, State
-from polar.models import Completion, Lane, Node, RolloutSession
+from polar.models import TAKEN, Completion, Lane, Node, RolloutSession
 from polar.spec import TaskRequest
 
 ANSWERED = ("answered", "aborted")
@@ -92,7 +92,7 @@ def _held(db: Session) -> dict[str, int]:
     rows = db.execute(
         select(Lane.name, func.count(RolloutSession.id))
         .join(RolloutSession, RolloutSession.lane == Lane.name)
-        .where(RolloutSession.ended_at.is_(None))
+        .where(TAKEN)
         .group_by(Lane.name)
     )
     return dict(rows.all())

@@ -43,13 +43,12 @@ def processes() -> dict[int, Found]:
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
-        try:
-            stat = Path(entry.path, "stat").read_text(errors="replace")
-        except OSError:  # it ended meanwhile
+        stat = _read(f"/proc/{entry.name}/stat")
+        if stat is None:
             continue
         # The name stands in parentheses and may hold any character, so the fields begin after the last one.
-        state, parent, group, sitting, terminal = stat.rpartition(")")[2].split()[:5]
-        if state not in "ZX":
+        state, parent, group, sitting, terminal = stat[stat.rindex(b")") + 1 :].split(None, 5)[:5]
+        if state not in b"ZX":
             pid = int(entry.name)
             found[pid] = Found(pid, int(parent), int(group), int(sitting), int(terminal))
     return found
@@ -59,7 +58,7 @@ def of_runtime(mark: str, folder: Path) -> set[int]:
     """The processes of a workspace, whoever started them."""
     table = processes()
     # A person at a terminal may have gone into the folder to look: a shell of theirs is not ours to kill.
-    inside = {pid for pid, found in table.items() if not found.terminal and _works_in(pid, folder)}
+    inside = {pid for pid, found in table.items() if not found.terminal and _works_in(pid, str(folder))}
     return _family(table, inside | {pid for pid in table if _carries(pid, RUNTIME_MARK, mark)})
 
 
@@ -114,15 +113,32 @@ def _family(table: dict[int, Found], roots: set[int]) -> set[int]:
 
 
 def _carries(pid: int, variable: str, value: str) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # ended meanwhile, or another user's
-        return False
-    return f"{variable}={value}".encode() in text.split(b"\0")
+    text = _read(f"/proc/{pid}/environ")
+    return text is not None and f"\0{variable}={value}\0".encode() in b"\0" + text + b"\0"
 
 
-def _works_in(pid: int, folder: Path) -> bool:
+def _works_in(pid: int, folder: str) -> bool:
     try:
-        return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(folder)
+        place = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - a Path costs more than the call
     except OSError:  # ended meanwhile, or another user's
         return False
+    return place == folder or place.startswith(f"{folder}/")
+
+
+def _read(path: str) -> bytes | None:
+    """A file of /proc; None if its process ended meanwhile, or is another user's.
+
+    Without a file object or a Path: every session that ends reads these of every process of the machine."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = bytearray()
+        while part := os.read(descriptor, 1 << 16):
+            found += part
+        return bytes(found)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

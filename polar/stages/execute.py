@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from polar import harnesses, runtimes
 from polar.db import transaction
@@ -41,8 +42,11 @@ def execute(job: Job) -> Outcome:
     except SessionError as error:
         error_without(place.connection.api_key, error)
         # A program that an engine's fault made fail is not to blame for it.
-        if isinstance(error, HarnessError) and (fault := _engine_fault(job)) is not None:
-            raise fault from error
+        if isinstance(error, HarnessError):
+            with transaction(job.database) as db:
+                fault = _engine_fault(db, job)
+            if fault is not None:
+                raise fault from error
         raise
     finally:
         runtime.kill_all()
@@ -51,13 +55,14 @@ def execute(job: Job) -> Outcome:
         raise LostLeaseError(f"session {job.session.id} ended while its agent ran")
     harness.collect(place)
     logs_without(place.connection.api_key, place.logs)
-    if (fault := _engine_fault(job)) is not None:
+    with transaction(job.database) as db:
+        fault, calls = _engine_fault(db, job), _answered_calls(db, job)
+    if fault is not None:
         raise fault
     if agent_exit.state == "failed" and (why := proxy_fault(job)) is not None:
         await_proxy(job)
         raise NodeError(f"{why}; the agent failed on it: {agent_exit.error}", code="proxy_lost", retryable=True)
     values: dict[str, Any] = {"agent_exit": asdict(agent_exit), "key_hash": None}
-    calls = _answered_calls(job)
     if calls == 0:
         why = agent_exit.error or "it ended without an error of its own"
         message = f"harness {job.task.agent.name} made no model call that was answered: {why}"
@@ -65,19 +70,18 @@ def execute(job: Job) -> Outcome:
     return Outcome(values, says=f"agent={agent_exit.state} calls={calls}")
 
 
-def _engine_fault(job: Job) -> EngineError | None:
+def _engine_fault(db: Session, job: Job) -> EngineError | None:
     """What an engine did to a call of this attempt that makes all its traces worthless, if it did."""
-    with transaction(job.database) as db:
-        error = db.scalar(
-            select(Completion.error)
-            .where(
-                Completion.session_id == job.session.id,
-                Completion.attempt == job.session.attempt,
-                Completion.error["code"].astext.in_(ENGINE_FAULTS),
-            )
-            .order_by(Completion.seq)
-            .limit(1)
+    error = db.scalar(
+        select(Completion.error)
+        .where(
+            Completion.session_id == job.session.id,
+            Completion.attempt == job.session.attempt,
+            Completion.error["code"].astext.in_(ENGINE_FAULTS),
         )
+        .order_by(Completion.seq)
+        .limit(1)
+    )
     return EngineError(error["message"], code=error["code"]) if error else None
 
 
@@ -121,17 +125,7 @@ def _workplace(job: Job, runtime: Runtime) -> Workplace:
     )
 
 
-def _answered_calls(job: Job) -> int:
-    with transaction(job.database) as db:
-        return (
-            db.scalar(
-                select(func.count())
-                .select_from(Completion)
-                .where(
-                    Completion.session_id == job.session.id,
-                    Completion.attempt == job.session.attempt,
-                    Completion.outcome.in_(("answered", "aborted")),
-                )
-            )
-            or 0
-        )
+def _answered_calls(db: Session, job: Job) -> int:
+    query = select(func.count()).select_from(Completion)
+    mine = (Completion.session_id == job.session.id, Completion.attempt == job.session.attempt)
+    return db.scalar(query.where(*mine, Completion.outcome.in_(("answered", "aborted")))) or 0

@@ -86,7 +86,7 @@ class Lane:
         facts = {"polar.task": task.task_id, "polar.lane": self.spec.name, "polar.node": self.node.id}
         fault = error.code if error else ("lost" if says == "lost" else None)
         tracing.stage(session.id, session.attempt, stage.value, spent, facts, fault)
-        self._after(stage)
+        self._after(stage, went_on=error is None)
         return error is None and says != "lost"
 
     def _advance(self, job: Job, outcome: Outcome) -> None:
@@ -130,26 +130,20 @@ class Lane:
             return "lost"
         return f"{session.state} blame={error.blame} code={error.code}: {error.message}"
 
-    def _after(self, stage: Stage) -> None:
-        """A stage that ended made room: take what waits for it."""
+    def _after(self, stage: Stage, *, went_on: bool) -> None:
+        """A stage that ended made room: take what waits for it. A session that goes on to execute left none."""
         try:
-            if stage is Stage.EXECUTE:
-                self._wake_waiting(1)
-            if stage in lifecycle.BEFORE_RECONSTRUCT:
-                self.look()
+            if stage is Stage.EXECUTE or (stage is Stage.PREWARM and not went_on):
+                self.look(ready=stage is Stage.EXECUTE)
         except SQLAlchemyError as error:
             # The sweeper asks again.
             logger.warning(line("could not look for work", lane=self.spec.name, error=type(error).__name__))
 
-    def _wake_waiting(self, most: int) -> None:
+    def look(self, *, ready: int = 0) -> int:
+        """Take queued sessions while there is room; how many. Wake `ready` of those that only lacked room, too."""
         with transaction(self.database) as db:
-            waiting = placement.waiting_to_execute(db, self.spec.name, most)
-        for session_id in waiting:
-            self.dispatcher.wake(session_id, Stage.EXECUTE, self.spec.name)
-
-    def look(self) -> int:
-        """Take queued sessions while there is room; how many."""
-        with transaction(self.database) as db:
+            for session_id in placement.waiting_to_execute(db, self.spec.name, ready) if ready else ():
+                after_commit(db, partial(self.dispatcher.wake, session_id, Stage.EXECUTE, self.spec.name))
             ids = placement.place(db, self.spec.name)
             for session_id in ids:
                 after_commit(db, partial(self.dispatcher.wake, session_id, Stage.PREWARM, self.spec.name))
@@ -186,8 +180,7 @@ class Lane:
             logger.warning(line("lane takes nothing: its engine is down", lane=self.spec.name, cause=down))
         elif news:
             logger.info(line("engine is back; lane takes sessions", lane=self.spec.name))
-            self._wake_waiting(self.spec.max_execute)
-            self.look()
+            self.look(ready=self.spec.max_execute)
 
     def beat(self) -> None:
         """Say that the lane is here, and remove what ended sessions left on this node."""
