@@ -14,10 +14,10 @@ import httpx
 
 from polar.client import calls
 from polar.client.calls import UNSET, Call, same
-from polar.client.errors import ApiError
+from polar.client.errors import ApiError, ServerError, UnreachableError
 from polar.client.feed import PAGE, WAIT_SECONDS, Reader
 from polar.client.progress import Progress
-from polar.client.retry import Attempts, Retry
+from polar.client.retry import NO_RETRY, Attempts, Retry
 from polar.client.tracker import Tracker
 from polar.client.transport import checked, options, page_call, read, request_of, verdict
 from polar.client.types import Accepted, Json, Policy, SessionResult, SessionState, TaskStatus, Trajectory
@@ -122,7 +122,7 @@ class AsyncClient:
         came = True
         while came or follow:
             came = False
-            async with aclosing(self._page(reader)) as page:
+            async with aclosing(self.page(reader)) as page:
                 async for result in page:
                     came = True
                     yield result
@@ -130,6 +130,10 @@ class AsyncClient:
     async def ack(self, consumer: str, cursor: str, *, rewind: bool = False) -> str:
         """Move a consumer to a result's cursor: everything up to it is safe. Where it then is."""
         return await self._do(calls.ack(consumer, cursor, rewind))
+
+    async def feed_end(self) -> str:
+        """The cursor of a reader who wants only what ends from now on."""
+        return await self._do(calls.feed_end())
 
     async def run(
         self,
@@ -145,7 +149,7 @@ class AsyncClient:
 
         Results of other clients' tasks are read and passed by; with `group`, the `metadata.group_id` of all these
         tasks, the server leaves them out."""
-        start = await self._do(calls.feed_end())
+        start = await self.feed_end()
         reader = Reader(start, group=group, full=full, wait=RUN_WAIT_SECONDS)
         given = [tasks] if isinstance(tasks, Mapping) else tasks
         with Progress(progress) as bar:
@@ -166,7 +170,7 @@ class AsyncClient:
                             yield result
                     if tracker.done:
                         break
-                    async with aclosing(self._page(reader)) as page:
+                    async with aclosing(self.page(reader)) as page:
                         async for result in page:
                             if tracker.take(result):
                                 yield result
@@ -224,9 +228,13 @@ class AsyncClient:
         """Let generation go on everywhere."""
         return await self._do(calls.resume(wait))
 
-    async def ready(self) -> Json:
-        """Whether Polar is up: its own words, or an error."""
-        return await self._do(calls.ready())
+    async def ready(self) -> bool:
+        """Whether Polar is up, its database answers and a lane is alive."""
+        try:
+            await self._do(calls.ready())
+        except (UnreachableError, ServerError):
+            return False
+        return True
 
     async def request(
         self, method: str, path: str, *, params: Mapping[str, Any] | None = None, body: Any = None
@@ -235,15 +243,15 @@ class AsyncClient:
         return await self._do(Call(method, path, same, params or {}, body))
 
     async def _do(self, call: Call[T]) -> T:
-        attempts = Attempts(self._retry)
+        attempts = Attempts(self._retry if call.patient else NO_RETRY)
         while True:
             try:
                 return read(call, checked(await self._http.send(request_of(self._http, call, self._timeout))))
             except (httpx.TransportError, ApiError) as failure:
                 await asyncio.sleep(verdict(attempts, failure, time.monotonic(), self.url))
 
-    async def _page(self, reader: Reader) -> AsyncGenerator[SessionResult, None]:
-        """One page; of one that breaks off what came whole, and the next call goes on from there."""
+    async def page(self, reader: Reader) -> AsyncGenerator[SessionResult, None]:
+        """One page of the feed for a reader of your own; one that breaks off is gone on with by the next call."""
         attempts = Attempts(self._retry)
         while True:
             try:

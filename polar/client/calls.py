@@ -34,6 +34,8 @@ class Call(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict)
     wait: float = 0.0
     """Seconds that the server may take on purpose."""
+    patient: bool = True
+    """Whether it is sent again when nothing answers, or nothing good."""
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -127,4 +129,4 @@ def resume(wait: float) -> Call[Policy]:
 
 
 def ready() -> Call[Json]:
-    return Call("GET", "/readyz", same)
+    return Call("GET", "/readyz", same, patient=False)

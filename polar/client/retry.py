@@ -25,6 +25,9 @@ class Retry:
     longest_pause: float = 10.0
 
 
+NO_RETRY = Retry(unreachable_seconds=0, busy_seconds=0)
+
+
 class Attempts:
     """One call's failures so far."""
 

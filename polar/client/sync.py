@@ -16,10 +16,10 @@ import httpx
 
 from polar.client import calls
 from polar.client.calls import UNSET, Call, same
-from polar.client.errors import ApiError
+from polar.client.errors import ApiError, ServerError, UnreachableError
 from polar.client.feed import PAGE, WAIT_SECONDS, Reader
 from polar.client.progress import Progress
-from polar.client.retry import Attempts, Retry
+from polar.client.retry import NO_RETRY, Attempts, Retry
 from polar.client.tracker import Tracker
 from polar.client.transport import checked, options, page_call, read, request_of, table_call, verdict
 from polar.client.types import Accepted, Json, Policy, SessionResult, SessionState, TaskStatus, Trajectory
@@ -124,7 +124,7 @@ class Client:
         came = True
         while came or follow:
             came = False
-            for result in self._page(reader):
+            for result in self.page(reader):
                 came = True
                 yield result
 
@@ -145,6 +145,10 @@ class Client:
         """Move a consumer to a result's cursor: everything up to it is safe. Where it then is."""
         return self._do(calls.ack(consumer, cursor, rewind))
 
+    def feed_end(self) -> str:
+        """The cursor of a reader who wants only what ends from now on."""
+        return self._do(calls.feed_end())
+
     def run(
         self,
         tasks: Iterable[Mapping[str, Any]] | Mapping[str, Any],
@@ -159,7 +163,7 @@ class Client:
 
         Results of other clients' tasks are read and passed by; with `group`, the `metadata.group_id` of all these
         tasks, the server leaves them out."""
-        reader = Reader(self._do(calls.feed_end()), group=group, full=full, wait=RUN_WAIT_SECONDS)
+        reader = Reader(self.feed_end(), group=group, full=full, wait=RUN_WAIT_SECONDS)
         given = [tasks] if isinstance(tasks, Mapping) else tasks
         with Progress(progress) as bar:
             tracker = Tracker(bar)
@@ -174,7 +178,7 @@ class Client:
                         before = self.status(accepted.task_id, full=full).results if accepted.duplicate else []
                         yield from filter(tracker.take, before)
                     if not tracker.done:
-                        yield from filter(tracker.take, self._page(reader))
+                        yield from filter(tracker.take, self.page(reader))
 
     def session(self, session_id: str) -> SessionState:
         """Where a session is and how it is doing there."""
@@ -224,9 +228,13 @@ class Client:
         """Let generation go on everywhere."""
         return self._do(calls.resume(wait))
 
-    def ready(self) -> Json:
-        """Whether Polar is up: its own words, or an error."""
-        return self._do(calls.ready())
+    def ready(self) -> bool:
+        """Whether Polar is up, its database answers and a lane is alive."""
+        try:
+            self._do(calls.ready())
+        except (UnreachableError, ServerError):
+            return False
+        return True
 
     def request(self, method: str, path: str, *, params: Mapping[str, Any] | None = None, body: Any = None) -> Any:
         """Any other path of the API; the answer's JSON. Sent again like every call: use it for what bears that."""
@@ -237,15 +245,15 @@ class Client:
 
     def _send(self, call: Call[Any], sleep: Sleep = time.sleep) -> httpx.Response:
         """The answer, once there is one."""
-        attempts = Attempts(self._retry)
+        attempts = Attempts(self._retry if call.patient else NO_RETRY)
         while True:
             try:
                 return checked(self._http.send(request_of(self._http, call, self._timeout)))
             except (httpx.TransportError, ApiError) as failure:
                 sleep(verdict(attempts, failure, time.monotonic(), self.url))
 
-    def _page(self, reader: Reader) -> Iterator[SessionResult]:
-        """One page; of one that breaks off what came whole, and the next call goes on from there."""
+    def page(self, reader: Reader) -> Iterator[SessionResult]:
+        """One page of the feed for a reader of your own; one that breaks off is gone on with by the next call."""
         attempts = Attempts(self._retry)
         while True:
             try:

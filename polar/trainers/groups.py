@@ -19,6 +19,13 @@ class Group:
     """Sessions that it will have."""
     sessions: dict[str, list[Sample]] = field(default_factory=dict)
     """Samples of each session that has ended; an empty list of one that cannot train."""
+    results: dict[str, SessionResult] = field(default_factory=dict)
+    """The sessions as they came."""
+
+    def add(self, result: SessionResult, samples: list[Sample]) -> None:
+        """One session more; the same one twice changes nothing."""
+        self.sessions[result.session_id] = samples
+        self.results[result.session_id] = result
 
     @property
     def complete(self) -> bool:
@@ -56,7 +63,7 @@ class Groups:
         named = ended.task_metadata.get("group_id") if self._group_by == "group_id" else None
         name = ended.task_id if named is None else str(named)
         group = self._open.setdefault(name, Group(name, self._size))
-        group.sessions[ended.session_id] = samples
+        group.add(ended, samples)
         return self._open.pop(name) if group.complete else None
 
     def give_up(self, group_id: str) -> Group | None:
