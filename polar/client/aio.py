@@ -237,10 +237,16 @@ class AsyncClient:
         return True
 
     async def request(
-        self, method: str, path: str, *, params: Mapping[str, Any] | None = None, body: Any = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        wait: float = 0.0,
     ) -> Any:
         """Any other path of the API; the answer's JSON. Sent again like every call: use it for what bears that."""
-        return await self._do(Call(method, path, same, params or {}, body))
+        return await self._do(Call(method, path, same, params or {}, body, wait=wait))
 
     async def _do(self, call: Call[T]) -> T:
         attempts = Attempts(self._retry if call.patient else NO_RETRY)

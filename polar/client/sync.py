@@ -236,9 +236,17 @@ class Client:
             return False
         return True
 
-    def request(self, method: str, path: str, *, params: Mapping[str, Any] | None = None, body: Any = None) -> Any:
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        wait: float = 0.0,
+    ) -> Any:
         """Any other path of the API; the answer's JSON. Sent again like every call: use it for what bears that."""
-        return self._do(Call(method, path, same, params or {}, body))
+        return self._do(Call(method, path, same, params or {}, body, wait=wait))
 
     def _do(self, call: Call[T], sleep: Sleep = time.sleep) -> T:
         return read(call, self._send(call, sleep))

@@ -236,7 +236,7 @@ def test_errors_say_what_is_wrong(database: Engine, url: str, key: str) -> None:
         with pytest.raises(ConflictError) as caught:
             client.submit(task_body())
         assert caught.value.problem["status"] == 409 and caught.value.asked == "POST /rollout/task/submit"
-        with pytest.raises(InvalidError, match="cursor"):
+        with pytest.raises(InvalidError, match="past the end of the feed"):
             list(client.results(after="99"))
     with Client(url, "wrong") as nobody, pytest.raises(AuthError, match="give the client a key"):
         nobody.tasks()
