@@ -90,12 +90,6 @@ def placeholder(result: SessionResult, token: int = 0) -> Sample:
     )
 
 
-def address(values: Mapping[str, Any] | None = None) -> tuple[str, str | None]:
-    """URL and key: of a configuration's `polar_url` and `polar_api_key`."""
-    given = values or {}
-    return str(given.get("polar_url") or "http://127.0.0.1:8080"), given.get("polar_api_key")
-
-
 def flat(results: Iterable[Sequence[SessionResult]]) -> list[SessionResult]:
     """Sessions of all tasks, task after task."""
     return [result for some in results for result in some]

@@ -254,12 +254,8 @@ def test_a_full_house_is_waited_for(database: Engine, database_url: str, key: st
             list(hasty.submit_many(tasks(3)))
         assert caught.value.problem["limit"] == 2
         with Client(url, key) as client, ender(database, 0.2):
-            assert len(list(client.run(tasks(6, instruction="again", metadata={"n": 1}), idempotency_key=_fresh))) == 6
-
-
-def _fresh(task: Any) -> str:
-    task["task_id"] += "-again"
-    return str(task["task_id"])
+            more = [task_body(task_id=f"again-{number}") for number in range(6)]
+            assert len(list(client.run(more))) == 6
 
 
 def test_another_server_is_found_out() -> None:
