@@ -42,7 +42,7 @@ test-trainers: ## Install the trainers that PyPI has (3 GB) and hold every bridg
 	$(PYTHON) -m venv .venv-trainers
 	.venv-trainers/bin/python -m pip install -q uv
 	.venv-trainers/bin/uv pip install -q --python .venv-trainers/bin/python -e ".[dev]" torch==2.13.0 trl==1.16.0 \
-		tinker==0.38.0 verifiers==0.4.0 ray hydra-core omegaconf tensordict pillow codetiming torchdata cachetools
+		tinker==0.38.0 verifiers==0.4.0 ray hydra-core omegaconf tensordict pillow codetiming torchdata cachetools fastapi peft uvicorn dill
 	.venv-trainers/bin/uv pip install -q --python .venv-trainers/bin/python --no-deps verl==0.9.1
 	POLAR_TEST_TRAINERS=all .venv-trainers/bin/pytest tests/trainers tests/contracts/test_trainers.py
 

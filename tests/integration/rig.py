@@ -93,7 +93,7 @@ def answers(url: str) -> bool:
 
 @contextmanager
 def process(
-    argv: list[str], health: str, env: dict[str, str] | None = None, *, seconds: float = 15.0
+    argv: list[str], health: str, env: dict[str, str] | None = None, *, seconds: float = 60.0
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A server in a process of its own, up while inside."""
     child = subprocess.Popen(argv, env={**os.environ, **(env or {})})
