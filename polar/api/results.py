@@ -85,10 +85,12 @@ def acknowledge() -> Response:
 
 
 def _after() -> int:
-    """Where to begin: the cursor that is named, or the consumer's own, or the beginning."""
+    """Where to begin: the cursor that is named, `end` for now, or the consumer's own, or the beginning."""
     consumer, raw = request.args.get("consumer"), request.args.get("after")
     if consumer is not None:
         _validated(_Named, {"consumer": consumer})
+    if raw == "end":
+        return feed.end(current_app.config["DATABASE"])
     if raw is not None:
         if not (raw.isascii() and raw.isdecimal() and len(raw) <= MAX_CURSOR_DIGITS):
             raise SpecError.at("after", f"{raw!r} is no cursor; take `next` of the page before")

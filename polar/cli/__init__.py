@@ -1,35 +1,75 @@
 """The `polar` command: one file per noun, the original's names and flags where it has them.
 
 Commands talk to a running Polar over REST, or start its processes; none of them reaches into the database
-but `up`, `serve_*`, `doctor` and `parity`.
+but `up`, `serve_*`, `doctor` and `parity`. Each is loaded when it is named: those that talk need the client alone,
+and the others say which extra has what they need.
 """
 
 from __future__ import annotations
 
+import importlib
+
 import click
 
 from polar import __version__
-from polar.cli.client import cancel, status, submit
-from polar.cli.demo import demo
-from polar.cli.doctor import doctor
-from polar.cli.parity import parity
-from polar.cli.policy import pause, policy, push, resume
-from polar.cli.replay import replay
-from polar.cli.results import results
-from polar.cli.serve import serve_engine, serve_gateway, serve_rollout
-from polar.cli.up import up
-from polar.embedded import EmbeddedError
+from polar.client.errors import ClientError
 from polar.errors import PolarError
+
+COMMANDS = {
+    "up": "up",
+    "demo": "demo",
+    "submit": "client",
+    "status": "client",
+    "cancel": "client",
+    "results": "results",
+    "policy": "policy",
+    "push": "policy",
+    "pause": "policy",
+    "resume": "policy",
+    "replay": "replay",
+    "doctor": "doctor",
+    "parity": "parity",
+    "serve_rollout": "serve",
+    "serve_gateway": "serve",
+    "serve_engine": "serve",
+}
+"""Each command and the file of this folder that has it."""
+SERVER = "it needs the server: pip install 'polar-rollout[server]'"
 
 
 class Commands(click.Group):
     """Errors that Polar names are shown as one sentence, not as a traceback."""
 
+    def list_commands(self, ctx: click.Context | None) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        try:
+            module = importlib.import_module(f"polar.cli.{COMMANDS[cmd_name]}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] == "polar":
+                raise
+            return _unavailable(cmd_name, str(error.name))
+        found: click.Command = getattr(module, cmd_name)
+        return found
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except (PolarError, EmbeddedError) as error:
+        except (PolarError, ClientError) as error:
             raise click.ClickException(str(error)) from error
+
+
+def _unavailable(name: str, missing: str) -> click.Command:
+    """In place of a command whose extra is not installed."""
+
+    def refuse(**_: object) -> None:
+        raise click.ClickException(f"`polar {name}` is not installed ({missing} is missing); {SERVER}")
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, callback=refuse, help=f"Not installed; {SERVER}.", context_settings=settings)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -42,8 +82,3 @@ def main() -> None:
     polar submit task.yaml        run a task and watch it
     polar status                  what is going on
     """
-
-
-CLIENTS = (submit, status, cancel, results, policy, push, pause, resume, replay)
-for command in (up, demo, *CLIENTS, doctor, parity, serve_rollout, serve_gateway, serve_engine):
-    main.add_command(command)

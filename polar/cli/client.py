@@ -1,4 +1,4 @@
-"""`submit`, `status`, `cancel`: the commands that talk to a running Polar over REST."""
+"""`submit`, `status`, `cancel`: the commands that talk to a running Polar over REST, with `polar.client`."""
 
 from __future__ import annotations
 
@@ -6,98 +6,67 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
-import httpx
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import polar.client
+from polar.client import AuthError, ClientError, Retry, UnreachableError
+from polar.client.retry import NO_RETRY
 from polar.dispatch import STAGE_NAMES
 from polar.settings import Settings
-from polar.topology import load_topology
 
 # Where nobody looks at a terminal (CI, a file), a table needs no narrowing.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 DONE_WORDS = frozenset({"completed", "failed", "cancelled"})
 
 
-class Client:
-    """A running Polar's REST API. Raises click.ClickException with what to do next."""
+class Client(polar.client.Client):
+    """The client for a terminal: it gives up at once, and says what to do next in a click.ClickException."""
 
-    def __init__(self, url: str, key: str | None) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.url = url
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=90.0)
+    def __init__(self, url: str, key: str | None, *, retry: Retry = NO_RETRY) -> None:
+        super().__init__(url, key, timeout=90.0, retry=retry)
 
-    def call(self, method: str, path: str, **options: Any) -> Any:
+    def call(
+        self, method: str, path: str, *, params: dict[str, Any] | None = None, json: Any = None, timeout: float = 0.0
+    ) -> Any:
+        """Any path of the API. `timeout` is how long the server may take on purpose."""
         try:
-            return self.request(method, path, **options)
-        except httpx.HTTPError as error:
-            raise self.problem(error) from None
-
-    def request(self, method: str, path: str, **options: Any) -> Any:
-        """The same for a caller that tries again. Raises httpx.TransportError and httpx.HTTPStatusError."""
-        response = self._http.request(method, path, **options)
-        response.raise_for_status()
-        return response.json()
-
-    @contextmanager
-    def lines(self, path: str, **options: Any) -> Iterator[Iterator[bytes]]:
-        """The lines of an answer, as they come, each whole. Raises as `request` does, also in the middle."""
-        headers = {"Accept": "application/x-ndjson"}
-        with self._http.stream("GET", path, headers=headers, **options) as response:
-            if not response.is_success:
-                response.read()
-                response.raise_for_status()
-            yield _split(response.iter_bytes())
-
-    def problem(self, error: httpx.HTTPError) -> click.ClickException:
-        """What became of a request, in words."""
-        if isinstance(error, httpx.HTTPStatusError):
-            return click.ClickException(explain(error.response))
-        hint = "start it with `polar up`, or name another with --rollout-url"
-        return click.ClickException(f"Polar does not answer at {self.url} ({error}); {hint}")
+            return self.request(method, path, params=params, body=json, wait=timeout)
+        except ClientError as error:
+            raise problem(error) from None
 
 
-def _split(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    # At line feeds alone: texts inside may have other characters that end a line of text.
-    rest = b""
-    for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        yield from whole
-    if rest:
-        raise httpx.RemoteProtocolError("the answer ended in the middle of a line")
+def problem(error: ClientError) -> click.ClickException:
+    """What became of a request, in words."""
+    if isinstance(error, UnreachableError):
+        return click.ClickException(f"{error}\n  start it with `polar up`, or name another with --rollout-url")
+    if isinstance(error, AuthError) and error.status == 401:
+        return click.ClickException(f"{error}\n  set POLAR_API_KEY to it")
+    return click.ClickException(str(error))
 
 
-def explain(response: httpx.Response) -> str:
-    """A problem document in a few lines."""
-    try:
-        body = response.json()
-    except ValueError:
-        return f"{response.status_code}: {response.text[:200]}"
-    lines = [f"{response.status_code} {body.get('code', '')}: {body.get('detail', '')}"]
-    if len(body.get("errors", [])) > 1:
-        lines += [f"  {error['field']}: {error['reason']}" for error in body["errors"]]
-    if response.status_code == 401:
-        lines.append("  set POLAR_API_KEY; `polar up` prints the key and keeps it in its home folder")
-    return "\n".join(lines)
-
-
-def connect(config: Path | None, rollout_url: str | None) -> Client:
+def connect(config: Path | None, rollout_url: str | None, retry: Retry = NO_RETRY) -> Client:
     """The Polar that the flags, the environment or the home folder name."""
     settings = Settings.load()
     effective = settings.home_path / "topology.yaml"
     path = config or (effective if effective.exists() else None)
-    url = rollout_url or (load_topology(path).rollout.url if path else f"http://127.0.0.1:{settings.port}")
+    url = rollout_url or (_address(path) if path else f"http://127.0.0.1:{settings.port}")
     key_file = settings.home_path / "api_key"
     key = os.environ.get("POLAR_API_KEY") or (key_file.read_text().strip() if key_file.exists() else None)
-    return Client(url.rstrip("/"), key)
+    return Client(url, key, retry=retry)
+
+
+def _address(topology: Path) -> str:
+    # Needs the server's own models, which a machine that only talks to a Polar elsewhere may lack.
+    from polar.topology import load_topology
+
+    return load_topology(topology).rollout.url
 
 
 def load_task(path: Path) -> dict[str, Any]:

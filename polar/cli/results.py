@@ -6,23 +6,24 @@ begins with what was not acknowledged. What it may write twice has the same sess
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import click
-import httpx
+import orjson
 from rich.console import Console
 
-from polar.cli.client import CONFIG, URL, Client, connect
+from polar.cli.client import CONFIG, URL, Client, connect, problem
+from polar.client import ClientError, Retry
+from polar.client.feed import WAIT_SECONDS, Reader
+from polar.client.retry import NO_RETRY
 
-WAIT_SECONDS = 30.0
-AGAIN_SECONDS = 1.0
+FOLLOW = Retry(unreachable_seconds=float("inf"), longest_pause=2.0)
+"""Whoever follows waits for a server that restarts, however long."""
 BLOCK = 1 << 16
 errors = Console(stderr=True, highlight=False)
 
@@ -55,67 +56,52 @@ def results(
     output: Path | None,
 ) -> None:
     """Write the results of sessions that have ended, one JSON object a line, in the order of the feed."""
-    client = connect(config, rollout_url)
-    given = {"consumer": consumer, "after": after, "group": group, "task_id": task_id, "view": view, "limit": limit}
-    params = {name: value for name, value in given.items() if value is not None}
+    client = connect(config, rollout_url, FOLLOW if follow else NO_RETRY)
+    wait = WAIT_SECONDS if follow else 0.0
+    reader = Reader(after, consumer, group, task_id, view == "full", limit, wait)
     with _opened(output, append=consumer is not None or after is not None) as file:
-        reader = _Reader(client, params, file, on_disk=output is not None)
+        writer = _Writer(client, reader, file, on_disk=output is not None)
         try:
-            reader.run(follow)
+            writer.run()
         except KeyboardInterrupt:
             errors.print("stopped")
         finally:
-            place = f"; go on with --after {reader.cursor}" if reader.cursor and consumer is None else ""
-            errors.print(f"{reader.count} results{place}")
+            place = f"; go on with --after {writer.cursor}" if writer.cursor and consumer is None else ""
+            errors.print(f"{writer.count} results{place}")
 
 
-class _Reader:
-    """Reads pages, writes their lines, and acknowledges them."""
+class _Writer:
+    """Reads pages, writes their results, and acknowledges them."""
 
-    def __init__(self, client: Client, params: dict[str, Any], file: IO[bytes], *, on_disk: bool) -> None:
-        self.client, self.params, self.file, self.on_disk = client, params, file, on_disk
+    def __init__(self, client: Client, reader: Reader, file: IO[bytes], *, on_disk: bool) -> None:
+        self.client, self.reader, self.file, self.on_disk = client, reader, file, on_disk
         self.count = 0
         self.cursor: str | None = None
-        """Of the last line that was written."""
-        self.acknowledged: str | None = None
+        """Of the last result that was written."""
 
-    def run(self, follow: bool) -> None:
-        wait = {"wait": WAIT_SECONDS} if follow else {}
+    def run(self) -> None:
         came = 1
-        while came or follow:
+        while came or self.reader.wait:
             try:
-                came = self._page(self.params | wait | ({"after": self.cursor} if self.cursor else {}))
-                self._acknowledge()
-            except httpx.HTTPError as error:
-                answered = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
-                if not follow or answered is not None and answered < 500:
-                    raise self.client.problem(error) from None
-                errors.print(f"{answered or type(error).__name__}: trying again", soft_wrap=True)
-                time.sleep(AGAIN_SECONDS)
+                came = self._page()
+            except ClientError as error:
+                raise problem(error) from None
 
-    def _page(self, params: dict[str, Any]) -> int:
+    def _page(self) -> int:
         came = 0
-        with self.client.lines("/rollout/results", params=params) as lines:
-            for line in lines:
-                # A page that breaks off is gone on with after its last whole line.
-                self.file.write(line + b"\n")
-                self.cursor = json.loads(line)["cursor"]
-                came += 1
-                self.count += 1
+        for result in self.client.page(self.reader):
+            self.file.write(orjson.dumps(result.raw, option=orjson.OPT_APPEND_NEWLINE))
+            self.cursor = result.cursor
+            came += 1
+        self.count += came
         self.file.flush()
         if came and errors.is_terminal:
             errors.print(f"{self.count} results, cursor {self.cursor}")
+        if came and self.reader.consumer is not None and self.cursor is not None:
+            if self.on_disk:
+                os.fsync(self.file.fileno())
+            self.client.ack(self.reader.consumer, self.cursor)
         return came
-
-    def _acknowledge(self) -> None:
-        consumer = self.params.get("consumer")
-        if consumer is None or self.cursor == self.acknowledged:
-            return
-        self.file.flush()
-        if self.on_disk:
-            os.fsync(self.file.fileno())
-        self.client.request("POST", "/rollout/results/ack", json={"consumer": consumer, "cursor": self.cursor})
-        self.acknowledged = self.cursor
 
 
 @contextmanager

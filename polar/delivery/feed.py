@@ -123,6 +123,13 @@ def page(database: Engine, after: int, limit: int, *, group: str | None = None, 
     return Page(places, places[-1].number if len(places) == limit else last)
 
 
+def end(database: Engine) -> int:
+    """The cursor of a reader who wants only what ends from now on."""
+    number_ended(database)
+    with transaction(database) as db:
+        return _last(db)
+
+
 def load(database: Engine, places: Sequence[Place]) -> Iterator[list[Ended]]:
     """The sessions of these places with their traces, a few at a time; one that was deleted meanwhile is left out."""
     for start in range(0, len(places), LOADED_AT_ONCE):

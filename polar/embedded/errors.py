@@ -4,6 +4,8 @@ Its message is shown to the user as it is, so it always says what to do next. Ho
 business.
 """
 
+from polar.errors import PolarError
 
-class EmbeddedError(RuntimeError):
+
+class EmbeddedError(PolarError, RuntimeError):
     """An embedded server or the supervisor cannot go on; the message names the next step."""

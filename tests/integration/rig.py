@@ -92,11 +92,13 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def process(argv: list[str], health: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    argv: list[str], health: str, env: dict[str, str] | None = None, *, seconds: float = 60.0
+) -> Iterator[subprocess.Popen[bytes]]:
     """A server in a process of its own, up while inside."""
     child = subprocess.Popen(argv, env={**os.environ, **(env or {})})
     try:
-        until(lambda: answers(health) or child.poll() is not None, 60)
+        until(lambda: answers(health) or child.poll() is not None, seconds)
         assert child.poll() is None
         yield child
     finally:

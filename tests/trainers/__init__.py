@@ -1,0 +1,1 @@
+"""Bridges against the trainers' own packages; `make test-trainers` installs them."""
