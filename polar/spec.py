@@ -72,12 +72,17 @@ class RuntimeSpec(Spec):
     workdir: str | None = None
     cpus: int | None = Field(default=None, ge=1)
     memory_mb: int | None = Field(default=None, ge=16)
+    pids: int | None = Field(default=None, ge=8)
+    """Addition. Processes and threads inside, all together."""
     storage_mb: int | None = Field(default=None, ge=1)
     gpus: int = Field(default=0, ge=0)
     allow_internet: bool = True
     import_path: str | None = None
     """A runtime class of your own, `module:Class`; wins over `backend`."""
     kwargs: dict[str, Any] = {}
+    prepare_once: bool = False
+    """Addition. The prepare steps come out the same for every session: each node does them once, without the session's
+    own variables, and its sessions start from copies."""
 
     @property
     def name(self) -> str:
