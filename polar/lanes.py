@@ -47,6 +47,11 @@ def alive(db: Session) -> list[Lane]:
     return list(db.scalars(select(Lane).join(Node).where(Lane.heartbeat_at > after, Node.draining.is_(False))))
 
 
+def draining(db: Session, node_id: str) -> bool:
+    """Whether the node takes nothing new."""
+    return bool(db.scalar(select(Node.draining).where(Node.id == node_id)))
+
+
 def leftovers(db: Session, node_id: str) -> list[RolloutSession]:
     """Ended sessions of this node whose runtimes are still there."""
     return list(

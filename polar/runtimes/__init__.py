@@ -11,7 +11,7 @@ from typing import Any
 
 from polar.errors import SpecError
 from polar.registry import load
-from polar.runtimes.base import ExecResult, Limits, Runtime
+from polar.runtimes.base import CANNOT_KEEP, ExecResult, LeftOver, Limits, Runtime
 from polar.spec import RuntimeSpec
 
 RUNTIMES = {
@@ -47,4 +47,15 @@ def attach(handle: dict[str, Any]) -> Runtime:
     return runtime_class(RuntimeSpec.model_validate(handle["spec"])).attach(handle)
 
 
-__all__ = ["RUNTIMES", "ExecResult", "Limits", "Runtime", "attach", "check", "create", "runtime_class"]
+__all__ = [
+    "CANNOT_KEEP",
+    "RUNTIMES",
+    "ExecResult",
+    "LeftOver",
+    "Limits",
+    "Runtime",
+    "attach",
+    "check",
+    "create",
+    "runtime_class",
+]

@@ -23,6 +23,10 @@ OUTPUT_LIMIT = 1_000_000
 """Bytes kept of each of a command's output streams; the middle is cut out and said so."""
 
 
+CANNOT_KEEP = "state_cannot_be_kept"
+"""The code of a fault of `freeze` that will come every time: sessions then prepare their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecResult:
     """How a command went. `exit_code` is the program's own, never masked; None if it was killed by us."""
@@ -142,8 +146,8 @@ class Runtime(ABC):
         return []
 
     @classmethod
-    def left_over(cls, home: Path) -> Iterator[LeftOver]:
-        """What it finds on this node, by its own labels, of sessions of the Polar home `home`; most look nowhere,
+    def left_over(cls, home: str) -> Iterator[LeftOver]:
+        """What it finds on this node, by its own labels, of the Polar home that is labelled `home`; most look nowhere,
         because their sandboxes are folders and processes that end with their handles."""
         yield from ()
 
@@ -163,7 +167,7 @@ class Runtime(ABC):
 
     def freeze(self, store: Path) -> None:
         """Keep the state in the folder `store`, which exists: all that `start_from` needs. Nothing may be running."""
-        raise RuntimeFault(f"runtime {self.name!r} cannot keep its state", retryable=False)
+        raise RuntimeFault(f"runtime {self.name!r} cannot keep its state", code=CANNOT_KEEP)
 
     def start_from(self, store: Path, limits: Limits) -> None:
         """As `start`, with a copy of the kept state: what is done to one copy is not seen in another."""

@@ -26,7 +26,7 @@ from docker.types import DeviceRequest, Mount
 
 from polar.errors import RuntimeFault
 from polar.runtimes import docker_daemon, docker_exec, docker_files, environment, files, namespace
-from polar.runtimes.base import ExecResult, LeftOver, Limits, Runtime
+from polar.runtimes.base import CANNOT_KEEP, ExecResult, LeftOver, Limits, Runtime
 from polar.runtimes.docker_daemon import client, faults
 from polar.spec import RuntimeSpec
 
@@ -96,7 +96,7 @@ class DockerRuntime(Runtime):
         return [Path(_volume(str(volume))[0]) for volume in spec.kwargs.get("volumes", [])]
 
     @classmethod
-    def left_over(cls, home: Path) -> Iterator[LeftOver]:
+    def left_over(cls, home: str) -> Iterator[LeftOver]:
         """Containers that carry the home's label, running or not."""
         if cls.unavailable() is not None:
             return
@@ -263,7 +263,7 @@ class DockerRuntime(Runtime):
         with faults("cannot keep the container's state"):
             volumes = client().images.get(str(self.spec.image)).attrs["Config"].get("Volumes")
             if volumes:
-                raise RuntimeFault(f"image {self.spec.image} has volumes, which no commit keeps", retryable=False)
+                raise RuntimeFault(f"image {self.spec.image} has volumes, which no commit keeps", code=CANNOT_KEEP)
             image = self._container.commit(repository=PREPARED, tag=store.name[:32])
         size = image.attrs["Size"] - client().images.get(str(self.spec.image)).attrs["Size"]
         (store / "docker.json").write_text(json.dumps({"image": image.id, "bytes": max(0, size)}))

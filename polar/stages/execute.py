@@ -23,7 +23,7 @@ from polar.runtimes.base import Runtime
 from polar.stages.base import Job, Outcome
 from polar.stages.fitness import require_fit
 from polar.stages.guard import error_without, exit_without, logs_without
-from polar.stages.prewarm import fresh_runtime
+from polar.stages.prewarm import evaluator_ahead, fresh_runtime
 
 ENGINE_FAULTS = ("no_token_ids", "engine_altered_prompt")
 """Codes of what breaks the promise that a trace has the tokens that were seen and sampled."""
@@ -35,7 +35,8 @@ def execute(job: Job) -> Outcome:
     place = _workplace(job, runtime)
     harness = harnesses.create(job.task.agent)
     try:
-        agent_exit = exit_without(place.connection.api_key, _run(harness, place))
+        with evaluator_ahead(job):
+            agent_exit = exit_without(place.connection.api_key, _run(harness, place))
     except SessionError as error:
         error_without(place.connection.api_key, error)
         # A program that an engine's fault made fail is not to blame for it.

@@ -16,18 +16,20 @@ from sqlalchemy import Engine
 from polar import lanes, lifecycle, placement, runtimes, tracing
 from polar.db import after_commit, transaction
 from polar.dispatch import Dispatcher
-from polar.errors import EngineError, LostLeaseError, NodeError, SessionError
+from polar.errors import EngineError, LostLeaseError, NodeError, RuntimeFault, SessionError
 from polar.leases import LeaseKeeper
 from polar.lifecycle import Stage, State
 from polar.log import line
 from polar.models import RolloutSession
 from polar.settings import Settings
 from polar.spec import TaskRequest
-from polar.stages import STAGE_RUNS, fitness
+from polar.stages import STAGE_RUNS, fitness, left_over
 from polar.stages.base import Job, Outcome
 from polar.topology import LaneSpec, NodeSpec
 
 logger = logging.getLogger(__name__)
+SWEEP_SECONDS = 30.0
+"""Between looks for what no row names."""
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class Lane:
     dispatcher: Dispatcher
     leases: LeaseKeeper
     worker: str
+    swept_at: float = 0.0
+    """When this process last looked for leftovers that no row names."""
 
     def run(self, session_id: str, stage: Stage) -> bool:
         """Do one stage; True if the session went on to the next, so that its chain may go on."""
@@ -132,8 +136,13 @@ class Lane:
 
     def clean(self, session: RolloutSession) -> None:
         """Remove the runtimes of a session that has ended, and note it."""
-        for handle in session.runtimes.values():
-            runtimes.attach(handle).destroy()
+        try:
+            for handle in session.runtimes.values():
+                runtimes.attach(handle).destroy()
+        except RuntimeFault as fault:
+            # The row still names them: the next beat tries again.
+            logger.warning(line("runtime not removed yet", session=session.id, cause=fault.message))
+            return
         with transaction(self.database) as db:
             lanes.removed(db, session.id)
 
@@ -146,9 +155,16 @@ class Lane:
                 logger.info(line("engine not probed", lane=self.spec.name, cause=error.message))
 
     def beat(self) -> None:
-        """Say that the lane is here, and remove what ended sessions left on this node."""
+        """Say that the lane is here."""
         with transaction(self.database) as db:
             lanes.beat(db, self.node, self.spec)
+
+    def tidy(self) -> None:
+        """Remove what ended sessions left on this node, and now and then what no session names."""
+        with transaction(self.database) as db:
             left = lanes.leftovers(db, self.node.id)
         for session in left:
             self.clean(session)
+        if time.monotonic() - self.swept_at > SWEEP_SECONDS:
+            self.swept_at = time.monotonic()
+            left_over.sweep(self.database, self.settings, self.node.id)
