@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo up test test-unit test-engines test-harnesses test-trainers test-chaos test-nodes fuzz check docs format tiny-model clean
+.PHONY: help demo up test test-unit test-engines test-harnesses test-trainers test-docker test-chaos test-nodes fuzz check docs format tiny-model clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,10 @@ fuzz: $(VENV)/.ready ## Fuzz every dialect's reader for a minute each (needs ath
 
 test-harnesses: $(VENV)/.ready ## Run every harness preset that installs here, and write docs/harnesses.md's table
 	POLAR_TEST_HARNESSES=all $(BIN)/pytest tests/harnesses
+
+test-docker: $(VENV)/.ready ## Install Docker on Debian if it is absent, and run every runtime promise against it (as root)
+	command -v dockerd >/dev/null || (apt-get update -q && apt-get install -qy docker.io iptables)
+	$(BIN)/pytest tests/contracts/test_runtimes.py tests/contracts/test_runtime_abilities.py tests/unit/runtimes tests/integration/test_docker.py
 
 test-engines: $(VENV)/.ready ## Install a real vLLM for CPU (3 GB) and run every engine promise against it
 	POLAR_TEST_ENGINES=vllm $(BIN)/pytest tests/engines

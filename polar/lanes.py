@@ -72,6 +72,11 @@ def state(lane: Lane, *, alive: bool, draining: bool) -> str:
     return "draining" if draining else "pulling"
 
 
+def draining(db: Session, node_id: str) -> bool:
+    """Whether the node takes nothing new."""
+    return bool(db.scalar(select(Node.draining).where(Node.id == node_id)))
+
+
 def leftovers(db: Session, node_id: str) -> list[RolloutSession]:
     """Ended sessions of this node whose runtimes are still there."""
     return list(

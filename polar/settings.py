@@ -55,6 +55,12 @@ class Settings:
     """Event-loop processes of a node's proxy."""
     worker_threads: int = 16
     """Stages that one worker runs at once, unless -c says otherwise."""
+    prepared_states: int = 16
+    """Prepared states that a node keeps for tasks with `prepare_once`. 0: none, every session prepares its own."""
+    prepared_mb: int = 20_000
+    """MiB of disk for them; the longest unused go first."""
+    prepared_idle_seconds: int = 3600
+    """Seconds after which an unused one goes."""
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
     otel_endpoint: str = ""
@@ -92,6 +98,10 @@ class Settings:
     @property
     def workspaces(self) -> Path:
         return self.home_path / "workspaces"
+
+    @property
+    def prepared_folder(self) -> Path:
+        return self.home_path / "prepared"
 
     @property
     def harness_cache(self) -> Path:

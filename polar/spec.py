@@ -90,6 +90,8 @@ class RuntimeSpec(Spec):
     """Processors at most."""
     memory_mb: int | None = Field(default=None, ge=16)
     """Memory at most, in MiB."""
+    pids: int | None = Field(default=None, ge=8)
+    """Addition. Processes and threads inside, all together."""
     storage_mb: int | None = Field(default=None, ge=1)
     """Disk at most, in MiB."""
     gpus: int = Field(default=0, ge=0)
@@ -100,6 +102,9 @@ class RuntimeSpec(Spec):
     """A runtime class of your own, `module:Class`; wins over `backend`."""
     kwargs: dict[str, Any] = {}
     """Arguments of that runtime's own."""
+    prepare_once: bool = False
+    """Addition. The prepare steps come out the same for every session: each node does them once, without the session's
+    own variables, and its sessions start from copies."""
 
     @property
     def name(self) -> str:

@@ -12,6 +12,8 @@ from sqlalchemy import Engine, text
 import migrations
 from polar.db import connect
 from polar.embedded import EmbeddedBroker, EmbeddedPostgres
+from polar.runtimes.docker_daemon import client as runtimes_docker_client
+from tests.fakes import docker_daemon
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +63,20 @@ def broker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.start()
     yield server.url
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def docker_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real Docker daemon of this test process, with an image made of this machine's packages."""
+    why = docker_daemon.missing()
+    if why is not None:
+        pytest.skip(why)
+    with docker_daemon.running(tmp_path_factory.mktemp("docker")) as host, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", host)
+        runtimes_docker_client.cache_clear()
+        yield host
+        runtimes_docker_client().close()
+        runtimes_docker_client.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -160,8 +160,10 @@ def _start_beating(sender: Any, **_: Any) -> None:
     names = {lane_of(queue) for queue in sender.app.amqp.queues.consume_from if queue != SWEEP_QUEUE}
     if names:
         threading.Thread(target=_beat, args=(sorted(names),), name="lane-beat", daemon=True).start()
-        # Apart from the beat: an engine that is slow to answer must not make its lane look dead.
+        # Apart from the beat: neither an engine that is slow to answer, nor a daemon that is slow to remove what it
+        # has, must make its lane look dead.
         threading.Thread(target=_look_at_engines, args=(sorted(names),), name="engine-look", daemon=True).start()
+        threading.Thread(target=_tidy, args=(sorted(names),), name="lane-tidy", daemon=True).start()
 
 
 def _beat(names: list[str]) -> None:
@@ -185,6 +187,17 @@ def _beats(name: str) -> bool:
         logger.warning(log.line("lane could not beat", lane=name, error=type(error).__name__))
         return False
     return True
+
+
+def _tidy(names: list[str]) -> None:
+    """One lane's is enough: what is left over is the node's."""
+    pause = threading.Event()
+    while True:
+        try:
+            lane(names[0]).tidy()
+        except SQLAlchemyError as error:
+            logger.warning(log.line("leftovers not seen", lane=names[0], error=type(error).__name__))
+        pause.wait(BEAT_SECONDS)
 
 
 def _look_at_engines(names: list[str]) -> None:

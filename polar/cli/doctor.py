@@ -27,6 +27,7 @@ from polar.renderers.selftest import self_test
 from polar.runtimes import RUNTIMES
 from polar.runtimes.base import Runtime
 from polar.settings import Settings
+from polar.stages import left_over
 from polar.stages.fitness import probed
 from polar.topology import LaneSpec, load_topology
 
@@ -52,6 +53,17 @@ def machine(settings: Settings) -> Iterator[Check]:
         reason = load("runtime", RUNTIMES, name, Runtime).unavailable()  # type: ignore[type-abstract]
         # A runtime that this machine lacks hurts only tasks that ask for it.
         yield f"runtime {name}", reason is None or name != "local", reason or "ready"
+
+
+def leftovers(settings: Settings) -> Iterator[Check]:
+    """Sandboxes that dead workers left here and no session names: they are removed."""
+    if not settings.database_url:
+        return
+    try:
+        gone = left_over.sweep(connect(settings.database_url, pool_size=1), settings, settings.node_id)
+    except SQLAlchemyError:  # said by the look at the servers
+        return
+    yield "leftovers", True, f"removed {gone}" if gone else "none"
 
 
 def servers(settings: Settings) -> Iterator[Check]:
@@ -174,6 +186,7 @@ def doctor(config: Path | None) -> None:
         lambda: machine(settings),
         lambda: servers(settings),
         lambda: nodes(settings),
+        lambda: leftovers(settings),
         lambda: addresses(settings, config),
     )
     well = True

@@ -11,24 +11,21 @@ from typing import Any
 
 from polar.errors import SpecError
 from polar.registry import load
-from polar.runtimes.base import ExecResult, Limits, Runtime
+from polar.runtimes.base import CANNOT_KEEP, ExecResult, LeftOver, Limits, Runtime
 from polar.spec import RuntimeSpec
 
 RUNTIMES = {
     "local": "polar.runtimes.local:LocalRuntime",
     "bubblewrap": "polar.runtimes.bubblewrap:BubblewrapRuntime",
+    "docker": "polar.runtimes.docker:DockerRuntime",
+    "apptainer": "polar.runtimes.apptainer:ApptainerRuntime",
 }
-LATER = ("docker", "apptainer")
-"""The original's names that this version has no member for."""
 
 
 def runtime_class(spec: RuntimeSpec) -> type[Runtime]:
     """The class that `spec` names. Raises SpecError."""
     if spec.import_path is not None:
         return load("runtime.import_path", RUNTIMES, spec.import_path, Runtime)  # type: ignore[type-abstract]
-    if spec.backend in LATER and spec.backend not in RUNTIMES:
-        there = ", ".join(sorted(RUNTIMES))
-        raise SpecError.at("runtime.backend", f"{spec.backend!r} is not available in this version; there are {there}")
     return load("runtime.backend", RUNTIMES, spec.backend, Runtime)  # type: ignore[type-abstract]
 
 
@@ -50,4 +47,15 @@ def attach(handle: dict[str, Any]) -> Runtime:
     return runtime_class(RuntimeSpec.model_validate(handle["spec"])).attach(handle)
 
 
-__all__ = ["LATER", "RUNTIMES", "ExecResult", "Limits", "Runtime", "attach", "check", "create", "runtime_class"]
+__all__ = [
+    "CANNOT_KEEP",
+    "RUNTIMES",
+    "ExecResult",
+    "LeftOver",
+    "Limits",
+    "Runtime",
+    "attach",
+    "check",
+    "create",
+    "runtime_class",
+]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -21,6 +21,10 @@ from polar.spec import RuntimeSpec
 
 OUTPUT_LIMIT = 1_000_000
 """Bytes kept of each of a command's output streams; the middle is cut out and said so."""
+
+
+CANNOT_KEEP = "state_cannot_be_kept"
+"""The code of a fault of `freeze` that will come every time: sessions then prepare their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,15 @@ class Limits:
         return None if self.seconds is None else max(0.0, self.seconds - (self.clock() - self.started))
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """A sandbox that a runtime found without its handle."""
+
+    session_id: str
+    workspace: Path
+    destroy: Callable[[], None]
+
+
 class Runtime(ABC):
     """One sandbox. Abilities are class attributes, checked when a task is submitted."""
 
@@ -78,6 +91,12 @@ class Runtime(ABC):
     """Can keep a harness from reaching anything but the proxy (network 'none', allow_internet false)."""
     LIMITS_RESOURCES: ClassVar[bool] = False
     """Honours memory_mb and cpus."""
+    LIMITS_PIDS: ClassVar[bool] = False
+    """Honours pids: processes and threads inside, all together."""
+    LIMITS_STORAGE: ClassVar[bool] = False
+    """Honours storage_mb, where the node's file system can."""
+    COPIES_PREPARED: ClassVar[bool] = False
+    """Can keep what the prepare steps made, for other sessions to start from a copy (prepare_once)."""
     HAS_GPUS: ClassVar[bool] = False
     """Can pass GPUs on."""
     TAKES_IMAGE: ClassVar[bool] = True
@@ -92,6 +111,10 @@ class Runtime(ABC):
         self.spec = spec
         self.session_id = session_id
         self.workspace = workspace
+        self.labels: dict[str, str] = {}
+        """Home, node, attempt and use, for whoever finds it without its handle."""
+        self.exposable: tuple[Path, ...] = ()
+        """Folders of the node that `expose` may be asked for; known before it starts, for those that must know."""
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -106,7 +129,9 @@ class Runtime(ABC):
             "gpus": (spec.gpus > 0 and not cls.HAS_GPUS, "cannot be passed on"),
             "memory_mb": (spec.memory_mb is not None and not cls.LIMITS_RESOURCES, "cannot be limited"),
             "cpus": (spec.cpus is not None and not cls.LIMITS_RESOURCES, "cannot be limited"),
-            "storage_mb": (spec.storage_mb is not None, "cannot be limited"),
+            "pids": (spec.pids is not None and not cls.LIMITS_PIDS, "cannot be limited"),
+            "storage_mb": (spec.storage_mb is not None and not cls.LIMITS_STORAGE, "cannot be limited"),
+            "prepare_once": (spec.prepare_once and not cls.COPIES_PREPARED, "its prepared state cannot be copied"),
             "allow_internet": (not spec.allow_internet and not cls.ISOLATES_NETWORK, "cannot be taken away"),
         }
         found = [(name, reason) for name, (wrong, reason) in asked.items() if wrong]
@@ -120,6 +145,17 @@ class Runtime(ABC):
             found.append(("kwargs", f"{', '.join(unknown)}: not known"))
         return [(name, f"runtime {cls.name!r}: {reason}") for name, reason in found]
 
+    @classmethod
+    def sources(cls, spec: RuntimeSpec) -> list[Path]:
+        """Folders of the node that `spec` wants to be seen inside; whether it may is the caller's to say."""
+        return []
+
+    @classmethod
+    def left_over(cls, home: str) -> Iterator[LeftOver]:
+        """What it finds on this node, by its own labels, of the Polar home that is labelled `home`; most look nowhere,
+        because their sandboxes are folders and processes that end with their handles."""
+        yield from ()
+
     @property
     @abstractmethod
     def workdir(self) -> str:
@@ -129,6 +165,23 @@ class Runtime(ABC):
     def home(self) -> str:
         """HOME inside: configuration and logs of programs, apart from the task's own files."""
         return "/polar/home"
+
+    def fetch(self, limits: Limits, log: Path) -> str:
+        """Bring to the node what it starts from, once, with its progress in `log`; what that is, by content."""
+        return ""
+
+    def freeze(self, store: Path) -> None:
+        """Keep the state in the folder `store`, which exists: all that `start_from` needs. Nothing may be running."""
+        raise RuntimeFault(f"runtime {self.name!r} cannot keep its state", code=CANNOT_KEEP)
+
+    def start_from(self, store: Path, limits: Limits) -> None:
+        """As `start`, with a copy of the kept state: what is done to one copy is not seen in another."""
+        raise RuntimeFault(f"runtime {self.name!r} cannot start from a kept state", retryable=False)
+
+    @classmethod
+    def forget(cls, store: Path) -> None:
+        """Remove what `freeze` made outside of `store`. Idempotent."""
+        return
 
     @abstractmethod
     def start(self, limits: Limits) -> None:
@@ -180,9 +233,12 @@ class Runtime(ABC):
             "spec": self.spec.model_dump(mode="json"),
             "session_id": self.session_id,
             "workspace": str(self.workspace),
+            "labels": self.labels,
         }
 
     @classmethod
     def attach(cls, handle: dict[str, Any]) -> Self:
         """The runtime that `handle` names."""
-        return cls(RuntimeSpec.model_validate(handle["spec"]), handle["session_id"], Path(handle["workspace"]))
+        made = cls(RuntimeSpec.model_validate(handle["spec"]), handle["session_id"], Path(handle["workspace"]))
+        made.labels = dict(handle.get("labels", {}))
+        return made

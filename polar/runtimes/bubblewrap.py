@@ -21,12 +21,12 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from polar.errors import RuntimeFault
 from polar.runtimes import environment, files, forward, process
 from polar.runtimes.base import Limits
 from polar.runtimes.on_node import SESSION_FOLDER, NodeRuntime
+from polar.runtimes.reach import Reached
 from polar.spec import RuntimeSpec
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix")
@@ -46,7 +46,7 @@ class BubblewrapRuntime(NodeRuntime):
     def __init__(self, spec: RuntimeSpec, session_id: str, workspace: Path) -> None:
         super().__init__(spec, session_id, workspace)
         self._exposed: list[str] = []
-        self._reached: dict[int, tuple[str, int]] = {}
+        self._reached = Reached()
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -67,6 +67,10 @@ class BubblewrapRuntime(NodeRuntime):
     @property
     def _temporary(self) -> str:
         return "/tmp"
+
+    @property
+    def _state(self) -> tuple[str, ...]:
+        return ("root",)
 
     @property
     def _root(self) -> Path:
@@ -96,15 +100,7 @@ class BubblewrapRuntime(NodeRuntime):
     def reach(self, url: str) -> str:
         if not self._isolated:
             return url
-        parts = urlsplit(url)
-        if parts.scheme != "http" or parts.hostname is None:
-            raise RuntimeFault(f"a sandbox without network can reach plain http addresses, not {url}", retryable=False)
-        address = (parts.hostname, parts.port or 80)
-        port = address[1] if address[1] >= 1024 else address[1] + 20_000
-        while self._reached.get(port, address) != address:
-            port += 1
-        self._reached[port] = address
-        return f"http://127.0.0.1:{port}{parts.path}"
+        return self._reached.reach(url)
 
     def expose(self, path: Path) -> str:
         # Under its own name, because installed programs hold their own paths.
@@ -127,9 +123,9 @@ class BubblewrapRuntime(NodeRuntime):
             argv = [*NAMESPACES, "--hostname", "polar", *self._mounts()]
             if self._isolated:
                 argv.append("--unshare-net")
-            if self._isolated and self._reached:
+            if self._isolated and (reached := self._reached.ports()):
                 pairs = []
-                for port, address in sorted(self._reached.items()):
+                for port, address in reached.items():
                     name = uuid.uuid4().hex
                     relays.enter_context(forward.relaying(str(self.workspace / "relay"), name, address))
                     pairs.append(f"{port}={RELAY}/{name}")

@@ -32,6 +32,11 @@ def passed() -> dict[str, str]:
     return {name: os.environ[name] for name in PASSED if os.environ.get(name)}
 
 
+def anywhere() -> dict[str, str]:
+    """What of it makes sense in an image: no paths of the node."""
+    return {name: value for name, value in passed().items() if not value.startswith("/")}
+
+
 def clean(home: str, temporary: str) -> dict[str, str]:
     """The environment of a command inside a runtime, before anyone adds to it."""
     python = str(Path(sys.executable).parent)

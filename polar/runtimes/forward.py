@@ -31,6 +31,19 @@ def relaying(folder: str, name: str, address: tuple[str, int]) -> Iterator[None]
         # A socket's path has room for 107 bytes, a workspace's often has more: name the folder by its number.
         listener.bind(f"/proc/self/fd/{descriptor}/{name}")
         listener.listen(128)
+        with serving(listener, address):
+            yield
+    finally:
+        listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=descriptor)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def serving(listener: socket.socket, address: tuple[str, int]) -> Iterator[None]:
+    """Relay what `listener` accepts to `address`, until the block ends."""
+    try:
         _serve(listener, lambda: socket.create_connection(address, timeout=30))
         yield
     finally:
@@ -38,9 +51,6 @@ def relaying(folder: str, name: str, address: tuple[str, int]) -> Iterator[None]
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=descriptor)
-        os.close(descriptor)
 
 
 def _serve(listener: socket.socket, connect: Connect) -> None:
@@ -98,7 +108,8 @@ def main(arguments: list[str]) -> int:
     split = arguments.index("--")
     for pair in arguments[:split]:
         port, _, path = pair.partition("=")
-        listener = socket.create_server(("127.0.0.1", int(port)), backlog=128)
+        # Shared, because commands that run in one network at the same time each bring a forwarder of their own.
+        listener = socket.create_server(("127.0.0.1", int(port)), backlog=128, reuse_port=True)
         _serve(listener, lambda path=path: _unix(path))  # type: ignore[misc]
     returned = subprocess.call(arguments[split + 1 :])
     return returned if returned >= 0 else 128 - returned

@@ -41,6 +41,10 @@ class LocalRuntime(NodeRuntime):
         return str(self.workspace / "tmp")
 
     @property
+    def _state(self) -> tuple[str, ...]:
+        return ("work", "home", "tmp")
+
+    @property
     def _folder(self) -> Path:
         return self.workspace / "work"
 

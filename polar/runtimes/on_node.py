@@ -26,6 +26,7 @@ class NodeRuntime(Runtime):
     """memory_mb holds for each process by itself (RLIMIT_DATA); cpus is a set of processors (affinity)."""
 
     LIMITS_RESOURCES = True
+    COPIES_PREPARED = True
     TAKES_IMAGE = False
     NETWORKS: ClassVar[frozenset[str] | None] = frozenset({"host"})
     KWARGS: ClassVar[frozenset[str] | None] = frozenset()
@@ -47,6 +48,11 @@ class NodeRuntime(Runtime):
     @abstractmethod
     def _started(self, command: str, cwd: str) -> AbstractContextManager[Sequence[str]]:
         """The command line that runs a shell command, and whatever must be there while it runs."""
+
+    @property
+    @abstractmethod
+    def _state(self) -> tuple[str, ...]:
+        """The folders of the workspace that hold what a session writes."""
 
     @property
     def _output(self) -> Path:
@@ -88,6 +94,15 @@ class NodeRuntime(Runtime):
 
     def download(self, source: str, target: Path) -> None:
         files.download(self._on_node(source), target, source)
+
+    def freeze(self, store: Path) -> None:
+        for folder in self._state:
+            files.clone(self.workspace / folder, store / folder)
+
+    def start_from(self, store: Path, limits: Limits) -> None:
+        for folder in self._state:
+            files.clone(store / folder, self.workspace / folder)
+        self.start(limits)
 
     def kill_all(self) -> None:
         tree.end(lambda: tree.of_runtime(self._mark, self.workspace))

@@ -28,7 +28,7 @@ GRACE_SECONDS = 2.0
 LOG_LIMIT = 64 * 1024 * 1024
 """Bytes that a command may write to one output file before its middle is cut out on disk, too."""
 _POLL_SECONDS = 0.1
-_SIZE_CHECK_SECONDS = 1.0
+SIZE_CHECK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Command:
     cwd: Path
     setup: Callable[[], None] | None = None
     """Runs in the child before its program; see environment.limiter."""
+    prefix: str = ""
+    """What a launcher takes off a variable's name before the program sees it, if it does."""
 
 
 def shell_argv(command: str, cwd: str) -> list[str]:
@@ -59,7 +61,7 @@ def run(command: Command, *, limits: Limits, scratch: Path, log: Path | None = N
     if limits.left() == 0:
         return ExecResult(None, timed_out=True)
     mark = uuid.uuid4().hex
-    with _output_files(log or scratch / mark, keep=log is not None) as (stdout, stderr):
+    with output_files(log or scratch / mark, keep=log is not None) as (stdout, stderr):
         process = _start(command, mark, stdout, stderr)
         why = "interrupted"
         try:
@@ -93,7 +95,8 @@ def read_kept(path: Path, limit: int = OUTPUT_LIMIT) -> str:
 
 
 @contextmanager
-def _output_files(base: Path, *, keep: bool) -> Iterator[tuple[Path, Path]]:
+def output_files(base: Path, *, keep: bool) -> Iterator[tuple[Path, Path]]:
+    """The paths of a command's two output files; they are removed at the end unless they are to be kept."""
     if keep:
         base.parent.mkdir(parents=True, exist_ok=True)
     paths = base.with_name(base.name + ".stdout"), base.with_name(base.name + ".stderr")
@@ -106,9 +109,9 @@ def _output_files(base: Path, *, keep: bool) -> Iterator[tuple[Path, Path]]:
 
 
 def _start(command: Command, mark: str, stdout: Path, stderr: Path) -> subprocess.Popen[bytes]:
-    env = {**command.env, tree.COMMAND_MARK: mark}
+    env = {**command.env, tree.COMMAND_MARK: mark, command.prefix + tree.COMMAND_MARK: mark}
     try:
-        with _opened(stdout) as out, _opened(stderr) as err:
+        with opened(stdout) as out, opened(stderr) as err:
             return subprocess.Popen(
                 list(command.argv),
                 stdin=subprocess.DEVNULL,
@@ -125,7 +128,8 @@ def _start(command: Command, mark: str, stdout: Path, stderr: Path) -> subproces
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def opened(path: Path) -> Iterator[int]:
+    """An output file, emptied, for a command to write to."""
     # Appending, so that a command whose file is cut short goes on at its new end.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -140,7 +144,7 @@ def _wait(process: subprocess.Popen[bytes], limits: Limits, outputs: Sequence[Pa
     try:
         ended = select.poll()
         ended.register(descriptor, select.POLLIN)
-        look_at_size = time.monotonic() + _SIZE_CHECK_SECONDS
+        look_at_size = time.monotonic() + SIZE_CHECK_SECONDS
         while True:
             left = limits.left()
             pause = _POLL_SECONDS if left is None else min(_POLL_SECONDS, left)
@@ -152,14 +156,14 @@ def _wait(process: subprocess.Popen[bytes], limits: Limits, outputs: Sequence[Pa
             if limits.left() == 0:
                 return "timed_out"
             if time.monotonic() >= look_at_size:
-                look_at_size = time.monotonic() + _SIZE_CHECK_SECONDS
+                look_at_size = time.monotonic() + SIZE_CHECK_SECONDS
                 for path in outputs:
-                    _cut_on_disk(path)
+                    cut_on_disk(path)
     finally:
         os.close(descriptor)
 
 
-def _cut_on_disk(path: Path) -> None:
+def cut_on_disk(path: Path) -> None:
     """Keep the head and the tail of an output file that grew past its limit, while it is being written."""
     with suppress(FileNotFoundError):
         if path.stat().st_size > LOG_LIMIT:

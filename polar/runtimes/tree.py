@@ -69,6 +69,15 @@ def of_command(mark: str, leader: int) -> set[int]:
     return _family(table, grouped | {pid for pid in table if _carries(pid, COMMAND_MARK, mark)})
 
 
+def of_namespace(leader: int) -> set[int]:
+    """The processes in the process namespace of `leader`, which stands first in it, and in those below; without it."""
+    namespace = _namespace(leader)
+    if namespace is None or namespace == _namespace(os.getpid()):
+        return set()
+    table = processes()
+    return _family(table, {pid for pid in table if _namespace(pid) == namespace}) - {leader}
+
+
 def end(find: Callable[[], Set[int]], grace_seconds: float = 0.0) -> None:
     """Ask what `find` finds to stop, and kill what is left after the grace, until nothing is found.
 
@@ -110,6 +119,13 @@ def _family(table: dict[int, Found], roots: set[int]) -> set[int]:
             family.add(pid)
             waiting.extend(children.get(pid, ()))
     return family
+
+
+def _namespace(pid: int) -> str | None:
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:  # ended meanwhile, or another user's
+        return None
 
 
 def _carries(pid: int, variable: str, value: str) -> bool:

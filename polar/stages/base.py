@@ -56,15 +56,14 @@ class Job:
 
     def keep(self, use: str, handle: dict[str, Any], **values: Any) -> None:
         """Write a runtime's handle, and other columns, to the row. Raises LostLeaseError."""
-        handles = {**self.handles, use: handle}
 
         def note(db: Session, row: RolloutSession) -> None:
-            row.runtimes = handles
+            # From the row, which is locked: another thread may have written the other runtime's.
+            row.runtimes = self.handles = {**row.runtimes, use: handle}
             for name, value in values.items():
                 setattr(row, name, value)
 
         self.write(note)
-        self.handles = handles
 
     def limits(self, seconds: float | None = None) -> Limits:
         """What is left of the session's budget, or `seconds` if that is less."""

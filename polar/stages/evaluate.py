@@ -22,7 +22,7 @@ from polar.policy import current as current_policy
 from polar.rewards import Decision, Ending, TraceFacts, decide
 from polar.spec import EvaluatorSpec
 from polar.stages.base import Job, Outcome
-from polar.stages.prewarm import fresh_runtime
+from polar.stages.prewarm import ready_evaluator
 from polar.staleness import STALE, UNKNOWN, staleness
 
 
@@ -52,7 +52,7 @@ def evaluate(job: Job) -> Outcome:
 def _case(job: Job, spec: EvaluatorSpec, traces: list[TraceRow]) -> Case:
     handle = job.handles.get("agent")
     agent_runtime = runtimes.attach(handle) if handle else None
-    runtime = fresh_runtime(job, "evaluator") if spec.refresh_runtime else agent_runtime
+    runtime = ready_evaluator(job) if spec.refresh_runtime else agent_runtime
     env = {**(job.env(runtime.workdir) if runtime else {}), **spec.env}
     return Case(
         task=job.task,

@@ -25,7 +25,7 @@ from polar.runtimes.base import Runtime
 from polar.stages.base import Job, Outcome
 from polar.stages.fitness import require_fit
 from polar.stages.guard import error_without, exit_without, logs_without
-from polar.stages.prewarm import fresh_runtime
+from polar.stages.prewarm import evaluator_ahead, fresh_runtime
 from polar.stages.proxy_fault import await_proxy, proxy_fault
 
 ENGINE_FAULTS = ("no_token_ids", "engine_altered_prompt")
@@ -38,7 +38,8 @@ def execute(job: Job) -> Outcome:
     place = _workplace(job, runtime)
     harness = harnesses.create(job.task.agent)
     try:
-        agent_exit = exit_without(place.connection.api_key, _run(harness, place))
+        with evaluator_ahead(job):
+            agent_exit = exit_without(place.connection.api_key, _run(harness, place))
     except SessionError as error:
         error_without(place.connection.api_key, error)
         # A program that an engine's fault made fail is not to blame for it.

@@ -17,14 +17,14 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from polar import lanes, lifecycle, placement, policy, runtimes, tracing
 from polar.db import after_commit, transaction
 from polar.dispatch import Dispatcher
-from polar.errors import EngineError, LostLeaseError, NodeError, SessionError
+from polar.errors import EngineError, LostLeaseError, NodeError, RuntimeFault, SessionError
 from polar.leases import LeaseKeeper
 from polar.lifecycle import Stage, State
 from polar.log import line
 from polar.models import RolloutSession
 from polar.settings import Settings
 from polar.spec import TaskRequest
-from polar.stages import STAGE_RUNS, fitness
+from polar.stages import STAGE_RUNS, fitness, left_over
 from polar.stages.base import Job, Outcome
 from polar.topology import LaneSpec, NodeSpec
 
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 AGAIN_SECONDS = 0.5
 DOWN_AFTER = 2
 """Looks in a row that find no engine, until the lane says so: one may meet a restart."""
+SWEEP_SECONDS = 30.0
+"""Between looks for what no row names."""
 
 
 @dataclass(slots=True)
@@ -47,6 +49,8 @@ class Lane:
     worker: str
     _misses: int = 0
     """Looks in a row that found no engine."""
+    swept_at: float = 0.0
+    """When this process last looked for leftovers that no row names."""
 
     def run(self, session_id: str, stage: Stage) -> bool:
         """Do one stage; True if the session went on to the next, so that its chain may go on."""
@@ -151,8 +155,13 @@ class Lane:
 
     def clean(self, session: RolloutSession) -> None:
         """Remove the runtimes of a session that has ended, and note it."""
-        for handle in session.runtimes.values():
-            runtimes.attach(handle).destroy()
+        try:
+            for handle in session.runtimes.values():
+                runtimes.attach(handle).destroy()
+        except RuntimeFault as fault:
+            # The row still names them: the next beat tries again.
+            logger.warning(line("runtime not removed yet", session=session.id, cause=fault.message))
+            return
         with transaction(self.database) as db:
             lanes.removed(db, session.id)
 
@@ -183,13 +192,24 @@ class Lane:
             self.look(ready=self.spec.max_execute)
 
     def beat(self) -> None:
-        """Say that the lane is here, and remove what ended sessions left on this node."""
+        """Say that the lane is here."""
         with transaction(self.database) as db:
             lanes.beat(db, self.node, self.spec)
+
+    def tidy(self) -> None:
+        """Remove what ended and lost sessions left on this node, and now and then what no session names."""
+        with transaction(self.database) as db:
             left, behind = lanes.leftovers(db, self.node.id), lanes.left_behind(db, self.node.id)
         for session in left:
             self.clean(session)
         for leftover in behind:
-            runtimes.attach(leftover.handle).destroy()
+            try:
+                runtimes.attach(leftover.handle).destroy()
+            except RuntimeFault as fault:
+                logger.warning(line("runtime not removed yet", session=leftover.session_id, cause=fault.message))
+                continue
             with transaction(self.database) as db:
                 lanes.swept(db, leftover.id)
+        if time.monotonic() - self.swept_at > SWEEP_SECONDS:
+            self.swept_at = time.monotonic()
+            left_over.sweep(self.database, self.settings, self.node.id)

@@ -21,6 +21,8 @@ from polar.dialects import DIALECTS
 from polar.dialects.base import Dialect
 from polar.lifecycle import Stage, State
 from polar.registry import load
+from polar.runtimes import RUNTIMES
+from polar.runtimes.base import Runtime
 from polar.settings import Settings
 from polar.spec import TaskRequest, parse_task
 
@@ -126,6 +128,28 @@ def test_every_mark_is_documented() -> None:
             marks |= set(re.findall(r'"([a-z_]+)"', table))
     assert len(marks) > 30
     assert {mark for mark in marks if f"`{mark}" not in page} == set()
+
+
+def test_the_runtimes_page_says_what_each_can() -> None:
+    """The table of docs/runtimes.md is that of the classes' attributes."""
+    page = (ROOT / "docs/runtimes.md").read_text()
+    members = [load("runtime", RUNTIMES, name, Runtime) for name in RUNTIMES]  # type: ignore[type-abstract]
+    members.sort(key=lambda member: ["local", "bubblewrap", "docker", "apptainer"].index(member.name))
+    assert "| | " + " | ".join(f"`{member.name}`" for member in members) + " |" in page
+    rows = {
+        "starts from an image (`image`)": "NEEDS_IMAGE",
+        "`network: none`, `allow_internet: false`": "ISOLATES_NETWORK",
+        "`memory_mb`, `cpus`": "LIMITS_RESOURCES",
+        "`pids`": "LIMITS_PIDS",
+        "`storage_mb`": "LIMITS_STORAGE",
+        "`gpus`": "HAS_GPUS",
+        "`prepare_once`": "COPIES_PREPARED",
+    }
+    for title, ability in rows.items():
+        said = " | ".join("yes" if getattr(member, ability) else "no" for member in members)
+        assert f"| {title} | {said} |" in page
+    keys = [", ".join(f"`{key}`" for key in sorted(member.KWARGS or ())) or "–" for member in members]
+    assert f"| `kwargs` | {' | '.join(keys)} |" in page
 
 
 def test_every_dialect_is_documented() -> None:

@@ -9,17 +9,14 @@ import pytest
 
 from polar import runtimes
 from polar.errors import RuntimeFault
-from polar.runtimes import RUNTIMES, Limits, Runtime
-from polar.spec import RuntimeSpec
+from polar.runtimes import Limits, Runtime
+from tests.fakes.runtimes import HERE, spec_of
 
 
-@pytest.fixture(params=sorted(RUNTIMES))
+@pytest.fixture(params=HERE)
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runtime]:
     """A started runtime, of each kind that runs here."""
-    made = runtimes.create(RuntimeSpec(backend=request.param), "session-1", tmp_path / "workspace")
-    why = made.unavailable()
-    if why is not None:
-        pytest.skip(why)
+    made = runtimes.create(spec_of(request.param, request), "session-1", tmp_path / "workspace")
     made.start(Limits(30))
     yield made
     made.destroy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +27,16 @@ IMAGED = f"{__name__}:Imaged"
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        ({"backend": "docker"}, "runtime.backend"),
-        ({"backend": "apptainer"}, "runtime.backend"),
+        ({"backend": "docker"}, "runtime.image"),
+        ({"backend": "docker", "image": "x", "network": "container:other"}, "runtime.network"),
+        ({"backend": "docker", "image": "x", "kwargs": {"privileged": True}}, "runtime.kwargs"),
+        ({"backend": "docker", "image": "x", "kwargs": {"volumes": ["data:/data"]}}, "runtime.kwargs.volumes"),
+        ({"backend": "docker", "image": "x", "kwargs": {"volumes": ["/run/docker.sock:/s"]}}, "runtime.kwargs.volumes"),
+        ({"backend": "docker", "image": "x", "gpus": 1, "kwargs": {"gpu_ids": [0, 1]}}, "runtime.kwargs.gpu_ids"),
+        ({"backend": "apptainer"}, "runtime.image"),
+        ({"backend": "apptainer", "image": "x.sif", "network": "bridge"}, "runtime.network"),
+        ({"backend": "apptainer", "image": "x.sif", "prepare_once": True}, "runtime.prepare_once"),
+        ({"backend": "local", "pids": 100}, "runtime.pids"),
         ({"backend": "nonsense"}, "runtime.backend"),
         ({"import_path": "no.such.module:Class"}, "runtime.import_path"),
         ({"import_path": "polar.spec:RuntimeSpec"}, "runtime.import_path"),
@@ -69,9 +76,3 @@ def test_what_a_runtime_cannot_give_is_refused_by_field(asked: dict[str, Any], f
 def test_what_a_runtime_can_give_is_taken(asked: dict[str, Any]) -> None:
     """A spec within a runtime's abilities passes; import_path wins over backend."""
     runtimes.check(RuntimeSpec(**asked))
-
-
-def test_a_runtime_of_a_later_version_says_what_there_is() -> None:
-    """The error for docker names the runtimes of this version."""
-    with pytest.raises(SpecError, match=r"'docker' is not available in this version; there are bubblewrap, local"):
-        runtimes.create(RuntimeSpec(backend="docker"), "s", Path("unused"))
