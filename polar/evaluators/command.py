@@ -29,9 +29,11 @@ class CommandConfig(Spec):
     """What to run and where the reward is found."""
 
     command: Text
+    """Runs in a shell."""
     cwd: str | None = None
     """None: the runtime's workdir."""
     timeout_seconds: Seconds = 300.0
+    """A command that takes longer leaves no verdict."""
     reward_from: Literal["exit_code", "stdout", "file"] = "exit_code"
     """`stdout`: the last line that is not empty is the number."""
     reward_file: Text | None = None

@@ -31,8 +31,6 @@ from polar.evaluators.evidence import clipped
 from polar.runtimes.base import Runtime
 from polar.spec import Spec
 
-ARTIFACTS = "/logs/artifacts"
-"""What an agent puts here travels without being named."""
 DEFAULT_TIMEOUT = 120.0
 REWARD_BYTES = 1_000_000
 OUTPUT_KEPT = 32_000
@@ -78,7 +76,7 @@ class TaskFolder:
     tests: Path
     timeout: float = DEFAULT_TIMEOUT
     env: dict[str, str] = field(default_factory=dict)
-    artifacts: tuple[str, ...] = (ARTIFACTS,)
+    artifacts: tuple[str, ...] = ()
 
 
 class Harbor(Evaluator):
@@ -117,7 +115,10 @@ class Harbor(Evaluator):
     def _carry(self, case: Case, agent: Runtime, fresh: Runtime, folder: TaskFolder) -> list[str]:
         """Bring what the agent made into the fresh runtime, and nothing else; what there was."""
         carried = []
-        for number, path in enumerate(self.config.carry if self.config.carry is not None else folder.artifacts):
+        # Beside the verifier's folder is the one whose files travel without being named.
+        published = posixpath.join(posixpath.dirname(self.config.verifier_dir), "artifacts")
+        paths = self.config.carry if self.config.carry is not None else (published, *folder.artifacts)
+        for number, path in enumerate(dict.fromkeys(paths)):
             local = case.logs / f"carried-{number}"
             shutil.rmtree(local, ignore_errors=True)
             try:
@@ -208,7 +209,7 @@ def read_task(root: Path) -> TaskFolder:
         tests=root / "tests",
         timeout=float(verifier.get("timeout_sec", 600.0)),
         env={str(name): str(value) for name, value in verifier.get("env", {}).items()},
-        artifacts=tuple(dict.fromkeys((ARTIFACTS, *named))),
+        artifacts=tuple(str(each) for each in named),
     )
 
 

@@ -39,8 +39,11 @@ class Criterion(Spec):
     """One thing that the judge looks for."""
 
     name: Annotated[Text, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
+    """A word, by which the judge answers."""
     description: Text
+    """What the judge is to look for."""
     weight: Annotated[float, Field(gt=0)] = 1.0
+    """Beside those of the others."""
 
 
 class HarborRubricConfig(HarborConfig, JudgeConfig):

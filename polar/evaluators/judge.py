@@ -33,6 +33,7 @@ class JudgeConfig(Spec):
     judge_base_url: Text
     """Of an OpenAI-compatible endpoint, with its /v1."""
     judge_model: Text
+    """As the endpoint calls it."""
     judge_api_key_env: Text = "JUDGE_API_KEY"
     """Which variable of evaluator.env holds the key; it is not passed on to commands."""
     judge_timeout: Seconds = 60.0
@@ -40,7 +41,9 @@ class JudgeConfig(Spec):
     judge_max_retries: Annotated[int, Field(ge=0, le=20)] = 2
     """More calls after one that failed, or whose answer is not what was asked for."""
     judge_temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """0.0: the same again, as far as the endpoint keeps to it."""
     judge_max_tokens: Annotated[int, Field(gt=0)] = 2048
+    """Of an answer, for endpoints that need to be told."""
     judge_format: Literal["json_schema", "json_object", "none"] = "json_schema"
     """How the endpoint is told to answer in JSON; `none` for those that cannot be told."""
 

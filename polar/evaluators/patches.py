@@ -62,6 +62,7 @@ class PatchConfig(Spec):
     apply_timeout: Seconds = 60.0
     """For each step of reading and applying the patch."""
     test_timeout: Seconds = 1200.0
+    """Tests that take longer leave no verdict."""
     exclude_patterns: tuple[str, ...] = ()
     """Globs of paths whose sections are dropped, besides Python's and pytest's caches."""
     protect: tuple[str, ...] = ()

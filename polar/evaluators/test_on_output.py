@@ -30,6 +30,7 @@ class TestOnOutputConfig(PatchConfig):
     __test__: ClassVar[bool] = False
 
     test_command: Text
+    """Runs in repo_dir, and prints a line for each test."""
     expected_output_json: dict[str, Any]
     """Node id to PASSED, FAILED, ERROR or SKIPPED; an object, or its JSON text."""
 
