@@ -68,7 +68,7 @@ def evaluation(up: Up, result: dict[str, Any]) -> dict[str, Any]:
 def test_swebench_verified(up: Up) -> None:
     """The three instances: two mended ones get 1.0, the one that was cheated on 0.0, by SWE-bench's own report."""
     suffix = f"-{uuid.uuid4().hex[:6]}"
-    done = run(up, "examples/swebench_verified/submit.py", "--suffix", suffix)
+    done = run(up, "examples/swebench_verified/submit.py", f"--suffix={suffix}")
     assert done.returncode == 0, done.stdout + done.stderr
     rewards = {}
     for name in ("textkit-1", "ledger-2", "calendars-3"):

@@ -17,6 +17,8 @@ from harbor.models.task.task import Task
 from harbor.models.trial.paths import TrialPaths
 from harbor.verifier.verifier import Verifier
 
+SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/sbin", "/etc")
+
 
 class Sandbox:
     """What the verifier asks of an environment."""
@@ -26,6 +28,10 @@ class Sandbox:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        root.mkdir(parents=True)
+        for place in (Path(each) for each in SYSTEM):
+            if place.is_symlink():
+                (root / place.name).symlink_to(place.readlink())
 
     def is_path_mounted(self, *_: object) -> bool:
         return False
@@ -43,9 +49,8 @@ class Sandbox:
             "--unshare-pid",
             "--clearenv",
         ]
-        for place in ("/usr", "/bin", "/lib", "/lib64", "/sbin", "/etc"):
-            argv += ["--symlink", str(Path(place).readlink()), place] if Path(place).is_symlink() else []
-            argv += ["--ro-bind", place, place] if Path(place).is_dir() and not Path(place).is_symlink() else []
+        for place in SYSTEM:
+            argv += [] if Path(place).is_symlink() or not Path(place).is_dir() else ["--ro-bind", place, place]
         for name, value in {"PATH": "/usr/bin:/bin", "HOME": "/tmp", **(env or {})}.items():
             argv += ["--setenv", name, value]
         done = subprocess.run([*argv, "--", "bash", "-c", command], capture_output=True, text=True, timeout=60)
