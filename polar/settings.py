@@ -41,6 +41,8 @@ class Settings:
     """Secret that signs callbacks. Empty: they are not signed; `polar up` makes one."""
     callback_allow: str = ""
     """Hosts that callbacks may go to, comma-separated; `*.example.com` is every host below that. Empty: any."""
+    judge_allow: str = ""
+    """Hosts that evaluators' judges may be asked at, as in POLAR_CALLBACK_ALLOW. Empty: any."""
     upload_from: str = ""
     """Folders of the node that a task's uploads may come from, separated by colons. Empty: any but the Polar home."""
     max_open_tasks: int = 10_000

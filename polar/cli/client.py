@@ -70,7 +70,7 @@ def _address(topology: Path) -> str:
 
 
 def load_task(path: Path) -> dict[str, Any]:
-    """A task file, JSON or YAML; relative upload sources are taken from the file's folder."""
+    """A task file, JSON or YAML; relative paths of the node are taken from the file's folder."""
     try:
         task = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
@@ -82,6 +82,12 @@ def load_task(path: Path) -> dict[str, Any]:
         for action in (isinstance(runtime, dict) and runtime.get(name)) or []:
             if isinstance(action, dict) and isinstance(action.get("source"), str):
                 action["source"] = str((path.parent / action["source"]).resolve())
+    evaluator = task.get("evaluator")
+    config = isinstance(evaluator, dict) and evaluator.get("config")
+    for name in ("task_dir", "tests_dir", "dataset"):
+        # A dataset may as well be the name of one that is fetched.
+        if isinstance(config, dict) and isinstance(config.get(name), str) and (path.parent / config[name]).exists():
+            config[name] = str((path.parent / config[name]).resolve())
     return task
 
 

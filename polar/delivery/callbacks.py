@@ -59,20 +59,20 @@ def sign(secret: str, body: bytes, moment: int) -> str:
     return f"t={moment},v1={code}"
 
 
-def check_url(url: str, allow: str) -> None:
-    """Whether callbacks may go there; `allow` is the setting. Raises SpecError.
+def check_url(url: str, allow: str, *, field: str = "callback_url", setting: str = "POLAR_CALLBACK_ALLOW") -> None:
+    """Whether callbacks, or what else `field` names, may go there; `allow` is the setting. Raises SpecError.
 
     Read by the parser that posts: what the check takes for the host is the host that is called."""
     try:
         parsed = URL(url)
     except ValueError as error:
-        raise SpecError.at("callback_url", f"is no URL: {error}") from None
+        raise SpecError.at(field, f"is no URL: {error}") from None
     host = (parsed.host or "").lower().rstrip(".")
     if not host:
-        raise SpecError.at("callback_url", "names no host")
+        raise SpecError.at(field, "names no host")
     allowed = [each.strip().lower() for each in allow.split(",") if each.strip()]
     if allowed and not any(host == each or each.startswith("*.") and host.endswith(each[1:]) for each in allowed):
-        raise SpecError.at("callback_url", f"callbacks may not go to {host!r}; POLAR_CALLBACK_ALLOW has the hosts")
+        raise SpecError.at(field, f"may not go to {host!r}; {setting} has the hosts")
 
 
 def deliver_due(

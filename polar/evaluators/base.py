@@ -7,13 +7,17 @@ and never returns a made-up zero. Which traces get what reward is `rewards.py`'s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from polar.runtimes.base import Limits, Runtime
-from polar.spec import TaskRequest
+from polar.spec import EvaluatorSpec, TaskRequest
+
+
+def _anything(_: object) -> None:
+    """Without a stage around it, an evaluator may read and call what its caller can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,10 @@ class Case:
     logs: Path
     agent_runtime: Runtime | None = None
     """Where the agent's work is, if `runtime` is a fresh one; None if `runtime` is the agent's."""
+    check_source: Callable[[Path], None] = _anything
+    """Whether a task may bring in this path of the node; asked before one is read. Raises PrepareError."""
+    check_url: Callable[[str], None] = _anything
+    """Whether a task may have this address called; asked before one is. Raises SpecError."""
 
     def final_text(self) -> str:
         """The last assistant text of the last trace that has any."""
@@ -62,6 +70,9 @@ class Evaluator(ABC):
 
     def __init__(self, **config: Any) -> None:  # noqa: B027 - a member without settings may leave it as it is
         """Raises SpecError for a key it does not know or a value that cannot be; called at submit, too."""
+
+    def check(self, spec: EvaluatorSpec) -> None:  # noqa: B027 - most members have nothing to add
+        """Raises SpecError for what the rest of the evaluator's spec makes impossible; called at submit, too."""
 
     @abstractmethod
     def evaluate(self, case: Case) -> Verdict:

@@ -1,13 +1,15 @@
 """Any command judges: by its exit code, by the last line that it prints, or by a file that it writes.
 
-It runs with the agent's rights in the runtime it is given; keeping tests and reward files from the agent is
-the task's affair (`refresh_runtime`, and files that only `eval_prepare` uploads).
+It runs with the agent's rights in the runtime it is given. A reward file that lies there already is removed first, and
+what the command leaves running is ended before the file is read; keeping the tests themselves from the agent is the
+task's affair (`refresh_runtime`, and files that only `eval_prepare` uploads).
 """
 
 from __future__ import annotations
 
 import math
 import posixpath
+import shlex
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -27,9 +29,11 @@ class CommandConfig(Spec):
     """What to run and where the reward is found."""
 
     command: Text
+    """Runs in a shell."""
     cwd: str | None = None
     """None: the runtime's workdir."""
     timeout_seconds: Seconds = 300.0
+    """A command that takes longer leaves no verdict."""
     reward_from: Literal["exit_code", "stdout", "file"] = "exit_code"
     """`stdout`: the last line that is not empty is the number."""
     reward_file: Text | None = None
@@ -57,6 +61,8 @@ class Command(Evaluator):
 
     def evaluate(self, case: Case) -> Verdict:
         runtime, config = runtime_of(case, self.name), self.config
+        if config.reward_from == "file":
+            self._forget_reward(case, runtime)
         result = run(
             case,
             runtime,
@@ -76,6 +82,17 @@ class Command(Evaluator):
         except EvaluatorError as error:
             error.detail = evidence
             raise
+
+    @property
+    def _reward_place(self) -> str:
+        return posixpath.join(self.config.cwd or "", self.config.reward_file or "")
+
+    def _forget_reward(self, case: Case, runtime: Runtime) -> None:
+        """What lies there before the command ran is the agent's word."""
+        command = f"rm -rf -- {shlex.quote(self._reward_place)}"
+        found = run(case, runtime, command, what="old reward", seconds=self.config.timeout_seconds)
+        if not found.ok:
+            raise EvaluatorError(f"an old reward file cannot be removed: rm {found.summary()}", code="old_reward_file")
 
     def _reward(self, case: Case, runtime: Runtime, result: ExecResult) -> float:
         if result.exit_code in CANNOT_RUN:
@@ -99,7 +116,8 @@ class Command(Evaluator):
         return _number(self._read_file(case, runtime), "the reward file")
 
     def _read_file(self, case: Case, runtime: Runtime) -> str:
-        source = posixpath.join(runtime.workdir, self.config.cwd or "", self.config.reward_file or "")
+        runtime.kill_all()
+        source = posixpath.join(runtime.workdir, self._reward_place)
         target = case.logs / "reward_file"
         target.unlink(missing_ok=True)
         try:

@@ -1,32 +1,48 @@
 """What the patch evaluators share: the agent's work as a diff, carried into the runtime that is judged in.
 
-The rules are the original's: sections of files that tests leave behind are dropped, an empty diff and a diff
-that cannot be applied get 0.0. What the patched repository is worth is each member's affair.
+With `refresh_runtime` only the diff travels: the agent's processes, its `.git`, its home and the programs that it
+installed or replaced stay behind, and files that the task protects are put back after the diff is applied. The rules
+are the original's: an empty diff and a diff that cannot be applied get 0.0. How git is read is worktree.py's affair,
+what the patched repository is worth each member's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
+import uuid
 from abc import abstractmethod
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from polar.errors import EvaluatorError
+from pydantic import Field
+
+from polar.errors import EvaluatorError, SpecError
 from polar.evaluators.base import Case, Evaluator, Verdict
-from polar.evaluators.commands import CANNOT_RUN, log_of, output_of, run, runtime_of
+from polar.evaluators.commands import run, runtime_of
 from polar.evaluators.config import Seconds, Text
-from polar.runtimes.base import OUTPUT_LIMIT, Runtime
-from polar.spec import Spec
+from polar.evaluators.evidence import clipped
+from polar.evaluators.worktree import NOT_READABLE, WorkTree
+from polar.runtimes.base import Runtime
+from polar.spec import EvaluatorSpec, Spec
 
 EXCLUDED = tuple(
     f"{prefix}{pattern}"
     for pattern in ("__pycache__/**", "*.pyc", "*.pyo", ".pytest_cache/**")
     for prefix in ("", "**/")
 )
+RUNNER_FILES = tuple(
+    f"{prefix}{name}"
+    for name in ("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth")
+    for prefix in ("", "**/")
+)
+"""Files that Python or pytest reads by itself as it starts: whoever writes them decides how tests end."""
 APPLY_TAIL = 8000
 """Characters kept of what applying the patch printed."""
+NAMES_KEPT = 100
+"""Names of restored files kept as evidence."""
 SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 SECTION_PATH = re.compile(rb'diff --git .* "?b/(.+?)"?\s*$')
 
@@ -35,18 +51,26 @@ class PatchConfig(Spec):
     """Where the repository is and how its changes are read."""
 
     repo_dir: Text = "/testbed"
+    """Folder of the agent's work; it need not be a git repository, but the program must be there."""
     patch_command: Text | None = None
-    """Prints the diff; None: `git diff` of repo_dir, which leaves out files that were never added."""
+    """Prints the diff, instead of Polar's own reading; then git is believed as the agent left it."""
+    base_commit: Text | None = None
+    """Where the work began, if tests run in the agent's own runtime; None: HEAD, which the agent's commits move. A
+    fresh runtime is its own base."""
+    include_ignored: bool = False
+    """Files that .gitignore names are part of the work."""
     apply_timeout: Seconds = 60.0
-    """For reading the patch, and for applying it."""
+    """For each step of reading and applying the patch."""
     test_timeout: Seconds = 1200.0
+    """Tests that take longer leave no verdict."""
     exclude_patterns: tuple[str, ...] = ()
     """Globs of paths whose sections are dropped, besides Python's and pytest's caches."""
-
-    @property
-    def extraction(self) -> str:
-        default = f"cd {shlex.quote(self.repo_dir)} && git diff --binary --submodule=diff"
-        return self.patch_command or default
+    protect: tuple[str, ...] = ()
+    """Globs of paths that stay the task's own: what the patch does to them is undone before tests run."""
+    protect_runner: bool = True
+    """The same for conftest.py, pytest.ini, sitecustomize.py, usercustomize.py and *.pth, in a fresh runtime."""
+    max_patch_bytes: Annotated[int, Field(gt=0)] = 32 * 1024 * 1024
+    """A larger patch gets 0.0."""
 
 
 class PatchEvaluator(Evaluator):
@@ -54,6 +78,11 @@ class PatchEvaluator(Evaluator):
 
     NEEDS_RUNTIME: ClassVar[bool] = True
     config: PatchConfig
+
+    def check(self, spec: EvaluatorSpec) -> None:
+        if self.config.protect and not spec.refresh_runtime:
+            reason = "must be true with protect: files can be put back only where the agent never was"
+            raise SpecError.at("evaluator.refresh_runtime", reason)
 
     def evaluate(self, case: Case) -> Verdict:
         runtime = runtime_of(case, self.name)
@@ -63,51 +92,84 @@ class PatchEvaluator(Evaluator):
                 f"{self.name} reads the patch where the agent worked, but that runtime is gone",
                 code="no_agent_runtime",
             )
-        patch = without_excluded(self._extract(case, case.agent_runtime or runtime), self.config.exclude_patterns)
-        evidence: dict[str, Any] = {"patch": patch.decode(errors="replace"), "report": _report()}
-        if not patch.strip():
-            evidence["report"]["empty_generation"] = True
+        case.logs.mkdir(parents=True, exist_ok=True)
+        fresh = self._tree(case, runtime) if case.agent_runtime is not None else None
+        base = fresh.tree() if fresh is not None else None
+        source = self._extract(case, fresh, base)
+        report = {"empty_generation": False, "failed_apply_patch": False, "patch_too_large": False, "resolved": False}
+        evidence: dict[str, Any] = {"patch": "", "patch_bytes": source.stat().st_size, "report": report}
+        if evidence["patch_bytes"] > self.config.max_patch_bytes:
+            report["patch_too_large"] = True
             return Verdict(0.0, evidence=evidence)
-        if case.agent_runtime is not None:
-            applied, said = self._apply(case, runtime, patch)
-            evidence["apply_patch_output"] = said[-APPLY_TAIL:]
-            if not applied:
-                evidence["report"]["failed_apply_patch"] = True
-                return Verdict(0.0, evidence=evidence)
-        evidence["report"] |= self.report(case, runtime)
+        patch = without_excluded(source.read_bytes(), self.config.exclude_patterns)
+        source.write_bytes(patch)
+        evidence["patch"] = clipped(patch.decode(errors="replace"))
+        evidence |= {"patch_bytes": len(patch), "patch_sha256": hashlib.sha256(patch).hexdigest()}
+        if not patch.strip():
+            report["empty_generation"] = True
+            return Verdict(0.0, evidence=evidence)
+        if fresh is not None and base is not None and not self._carry(case, fresh, base, source, evidence):
+            report["failed_apply_patch"] = True
+            return Verdict(0.0, evidence=evidence)
+        evidence["report"] |= self.report(case, runtime, patch)
         return Verdict(1.0 if evidence["report"]["resolved"] else 0.0, evidence=evidence)
 
     @abstractmethod
-    def report(self, case: Case, runtime: Runtime) -> dict[str, Any]:
+    def report(self, case: Case, runtime: Runtime, patch: bytes) -> dict[str, Any]:
         """What the tests say of the patched repository; `resolved` decides. Raises EvaluatorError."""
 
-    def _extract(self, case: Case, runtime: Runtime) -> bytes:
-        what = "patch command"
-        result = run(case, runtime, self.config.extraction, what=what, seconds=self.config.apply_timeout)
-        if not result.ok:
-            raise EvaluatorError(f"the patch command {result.summary()}", code="no_patch")
-        patch = output_of(case, what, result)[0]
-        logged = Path(f"{log_of(case, what)}.stdout").exists()
-        if not logged and len(patch) >= OUTPUT_LIMIT:
-            raise EvaluatorError("the patch is too large to be read whole", code="patch_too_large")
-        return patch
+    def _tree(self, case: Case, runtime: Runtime) -> WorkTree:
+        config = self.config
+        # The name is not to be guessed: what lies there already would be the agent's.
+        store = f"{runtime.home.rstrip('/')}/.polar-{uuid.uuid4().hex}"
+        return WorkTree(case, runtime, config.repo_dir, store, config.apply_timeout, config.include_ignored)
 
-    def _apply(self, case: Case, runtime: Runtime, patch: bytes) -> tuple[bool, str]:
-        source = case.logs / "patch.diff"
-        source.write_bytes(patch)
-        target = f"{runtime.workdir.rstrip('/')}/.polar-patch.diff"
-        runtime.upload(source, target)
-        inside = shlex.quote(target)
-        # The file is taken away again: it may lie in the repository, where tests could trip over it.
-        command = (
-            f"git apply -v {inside} || "
-            f"{{ echo 'git apply failed, trying patch'; patch --batch --fuzz=5 -p1 -i {inside}; }}; "
-            f"code=$?; rm -f {inside}; exit $code"
-        )
-        result = run(case, runtime, command, what="patch", seconds=self.config.apply_timeout, cwd=self.config.repo_dir)
-        if result.exit_code in CANNOT_RUN:
-            raise EvaluatorError(f"the patch cannot be applied there: it {result.summary()}", code="command_not_run")
-        return result.ok, result.stdout + result.stderr
+    def _extract(self, case: Case, fresh: WorkTree | None, base: str | None) -> Path:
+        """The agent's patch as a file on the node."""
+        agent = case.agent_runtime or runtime_of(case, self.name)
+        worked, target = self._tree(case, agent), case.logs / "patch.diff"
+        if self.config.patch_command is not None:
+            return self._asked(case, agent, worked.store, target)
+        found = worked.diff(base, target, commit=self.config.base_commit or "HEAD")
+        if found.exit_code == NOT_READABLE and fresh is not None and base is not None:
+            pack = case.logs / "base.pack"
+            fresh.pack(base, pack)
+            found = worked.diff(base, target, pack=pack)
+            pack.unlink()
+        if not found.ok:
+            if found.exit_code == NOT_READABLE:
+                where = f"no {self.config.base_commit or 'HEAD'} to compare with is left in {self.config.repo_dir}"
+                raise EvaluatorError(f"{where}; with refresh_runtime there is one", code="no_base_tree")
+            raise EvaluatorError(f"the patch cannot be read: git {found.summary()}", code="no_patch")
+        worked.remove()
+        return target
+
+    def _asked(self, case: Case, agent: Runtime, store: str, target: Path) -> Path:
+        """What the task's own command prints: into a file, because an output is cut where it grows too long."""
+        inside = f"{store}/asked"
+        command = f"mkdir -p {shlex.quote(store)} && (\n{self.config.patch_command}\n) > {shlex.quote(inside)}"
+        found = run(case, agent, command, what="patch command", seconds=self.config.apply_timeout)
+        if not found.ok:
+            raise EvaluatorError(f"the patch command {found.summary()}", code="no_patch")
+        target.unlink(missing_ok=True)
+        agent.download(inside, target)
+        run(case, agent, f"rm -rf {shlex.quote(store)}", what="clean up", seconds=self.config.apply_timeout)
+        return target
+
+    def _carry(self, case: Case, fresh: WorkTree, base: str, patch: Path, evidence: dict[str, Any]) -> bool:
+        """Apply the patch and put back what is protected; False if it cannot be applied."""
+        found = fresh.apply(patch)
+        evidence["apply_patch_output"] = (found.stdout + found.stderr)[-APPLY_TAIL:]
+        if not found.ok:
+            return False
+        globs = (*self.config.protect, *(RUNNER_FILES if self.config.protect_runner else ()))
+        changed = fresh.changed(base, case.logs / "changed") if globs else {}
+        paths = {path: there for path, there in changed.items() if any(fnmatch(path, glob) for glob in globs)}
+        if paths:
+            fresh.restore(base, paths, case.logs / "restore")
+        evidence["restored"] = sorted(paths)[:NAMES_KEPT]
+        fresh.remove()
+        return True
 
 
 def without_excluded(patch: bytes, patterns: tuple[str, ...]) -> bytes:
@@ -123,7 +185,3 @@ def _excluded(section: bytes, patterns: tuple[str, ...]) -> bool:
     named = SECTION_PATH.match(header)
     path = (named.group(1) if named else header.split()[-1]).decode(errors="replace")
     return any(fnmatch(path, pattern) for pattern in patterns)
-
-
-def _report() -> dict[str, Any]:
-    return {"empty_generation": False, "failed_apply_patch": False, "resolved": False}

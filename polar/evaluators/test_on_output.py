@@ -1,12 +1,13 @@
 """Pytest-style output judges: 1.0 if the tests end exactly as the task expects them to, else 0.0.
 
-Lines count that begin with PASSED, FAILED, ERROR or SKIPPED, as `pytest -rA` prints them; the exit code does not.
+Lines count that begin with PASSED, FAILED, ERROR or SKIPPED, as `pytest -rA` prints them; the exit code does not. So
+tests that never ran are tests that did not pass, however the command ended. Lines are printed by the process in which
+the patched code runs: one that contradicts another of the same test is seen, one that lies alone is not.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, ClassVar
 
 from pydantic import field_validator
@@ -14,12 +15,12 @@ from pydantic import field_validator
 from polar.evaluators.base import Case
 from polar.evaluators.commands import output_of, run
 from polar.evaluators.config import Text, read_config
+from polar.evaluators.ends import contradictions, parse_ends, short_name
+from polar.evaluators.evidence import clipped
 from polar.evaluators.patches import PatchConfig, PatchEvaluator
 from polar.runtimes.base import Runtime
 
-ENDS = ("PASSED", "FAILED", "ERROR", "SKIPPED")
-COLOUR = re.compile(r"\x1b\[[0-9;]*m|\r")
-TAIL = 8000
+OUTPUT_KEPT = 32_000
 """Characters of the tests' output kept as evidence."""
 
 
@@ -29,6 +30,7 @@ class TestOnOutputConfig(PatchConfig):
     __test__: ClassVar[bool] = False
 
     test_command: Text
+    """Runs in repo_dir, and prints a line for each test."""
     expected_output_json: dict[str, Any]
     """Node id to PASSED, FAILED, ERROR or SKIPPED; an object, or its JSON text."""
 
@@ -55,32 +57,17 @@ class TestOnOutput(PatchEvaluator):
     def __init__(self, **config: Any) -> None:
         self.config: TestOnOutputConfig = read_config(TestOnOutputConfig, config)
 
-    def report(self, case: Case, runtime: Runtime) -> dict[str, Any]:
+    def report(self, case: Case, runtime: Runtime, patch: bytes) -> dict[str, Any]:
         what, config = "test command", self.config
         result = run(case, runtime, config.test_command, what=what, seconds=config.test_timeout, cwd=config.repo_dir)
         output = b"".join(output_of(case, what, result)).decode(errors="replace")
-        parsed = parse_ends(output)
+        parsed, contradicted = parse_ends(output), contradictions(output)
         expected = {short_name(test): str(end) for test, end in config.expected_output_json.items()}
         return {
-            "resolved": bool(parsed) and parsed == expected,
+            "resolved": bool(parsed) and parsed == expected and not contradicted,
             "exit_code": result.exit_code,
             "parsed_tests": parsed,
             "expected_tests": expected,
-            "output": output[-TAIL:],
+            "contradicted_tests": contradicted,
+            "output": clipped(output, OUTPUT_KEPT),
         }
-
-
-def parse_ends(output: str) -> dict[str, str]:
-    """Short test name to how it ended; where a test is named twice, the later line counts."""
-    ends = {}
-    for raw in output.splitlines():
-        words = COLOUR.sub("", raw).split(maxsplit=1)
-        if len(words) == 2 and words[0].startswith(ENDS) and (name := short_name(words[1].strip())):
-            ends[name] = words[0]
-    return ends
-
-
-def short_name(test: str) -> str:
-    """`Class.method` or `function` of a pytest node id, without the reason that may follow it."""
-    parts = test.split(" - ")[0].split("::")
-    return ".".join(parts[-2:]) if len(parts) >= 3 else parts[-1]

@@ -1,11 +1,13 @@
 """Evaluate: the session gets a verdict, and each trace its reward and its right to train.
 
-What the verdict is decides the evaluator; what follows from it for each trace, `rewards.decide`.
+What the verdict is decides the evaluator; what follows from it for each trace, `rewards.decide`. Before an evaluator
+looks at the agent's own runtime, all that still runs in there is ended; what it found is kept within bounds.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,16 @@ from sqlalchemy.orm import Session
 
 from polar import evaluators, runtimes
 from polar.db import transaction
-from polar.evaluators.base import Case
+from polar.delivery.callbacks import check_url
+from polar.errors import EvaluatorError, PolarError, SessionError
+from polar.evaluators.base import Case, Verdict
+from polar.evaluators.evidence import bounded
 from polar.models import RolloutSession, TraceRow
 from polar.policy import current as current_policy
 from polar.rewards import Decision, Ending, TraceFacts, decide
 from polar.spec import EvaluatorSpec
 from polar.stages.base import Job, Outcome
+from polar.stages.guard import check_source
 from polar.stages.prewarm import ready_evaluator
 from polar.staleness import STALE, UNKNOWN, staleness
 
@@ -32,7 +38,7 @@ def evaluate(job: Job) -> Outcome:
             db.scalars(select(TraceRow).where(TraceRow.session_id == job.session.id).order_by(TraceRow.number))
         )
     spec = job.task.evaluator
-    verdict = None if spec is None else evaluators.create(spec).evaluate(_case(job, spec, traces))
+    verdict = None if spec is None else _verdict(job, spec, traces)
     certificates = _certified(job, traces)
     decisions = decide(
         Ending(agent=(job.session.agent_exit or {}).get("state"), trajectory=bool(traces)),
@@ -49,9 +55,31 @@ def evaluate(job: Job) -> Outcome:
     return Outcome(values, says=f"reward={values['reward']}")
 
 
+def _verdict(job: Job, spec: EvaluatorSpec, traces: list[TraceRow]) -> Verdict:
+    """What the evaluator finds, its evidence fit to be kept. Raises EvaluatorError, or what a runtime raises."""
+    evaluator = evaluators.create(spec)
+    case = _case(job, spec, traces)
+    try:
+        verdict = evaluator.evaluate(case)
+    except SessionError as error:
+        error.detail = bounded(error.detail)
+        raise
+    except PolarError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a task's own class may raise anything, and then it is to blame
+        message = f"{spec.strategy} broke: {type(error).__name__}: {error}"
+        raise EvaluatorError(message, code="evaluator_broke") from error
+    if not isinstance(verdict, Verdict):
+        raise EvaluatorError(f"{spec.strategy} returned {verdict!r:.200}; a Verdict is wanted", code="evaluator_broke")
+    return replace(verdict, evidence=bounded(verdict.evidence))
+
+
 def _case(job: Job, spec: EvaluatorSpec, traces: list[TraceRow]) -> Case:
     handle = job.handles.get("agent")
     agent_runtime = runtimes.attach(handle) if handle else None
+    if agent_runtime is not None:
+        # Execute ended the agent's processes, but collecting its logs ran commands of the agent's own making there.
+        agent_runtime.kill_all()
     runtime = ready_evaluator(job) if spec.refresh_runtime else agent_runtime
     env = {**(job.env(runtime.workdir) if runtime else {}), **spec.env}
     return Case(
@@ -64,6 +92,10 @@ def _case(job: Job, spec: EvaluatorSpec, traces: list[TraceRow]) -> Case:
         env=env,
         limits=job.limits(),
         logs=job.logs,
+        check_source=partial(check_source, settings=job.settings),
+        check_url=partial(
+            check_url, allow=job.settings.judge_allow, field="judge_base_url", setting="POLAR_JUDGE_ALLOW"
+        ),
     )
 
 

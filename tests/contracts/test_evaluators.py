@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,35 @@ from polar.evaluators.base import Case, Evaluator, Verdict
 from polar.runtimes.base import Limits, Runtime
 from polar.runtimes.local import LocalRuntime
 from polar.spec import EvaluatorSpec, RuntimeSpec, parse_task
+from tests.fakes.judge import judge
 
+EVAL_SCRIPT = """#!/bin/bash
+set -uxo pipefail
+: '>>>>> Start Test Output'
+echo PASSED a.py::test_it
+: '>>>>> End Test Output'
+"""
+HARBOR = {"tests_target": "tests", "verifier_dir": "logs"}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "answer_match": {"answers": "42"},
     "command": {"command": "true"},
+    "harbor": HARBOR,
+    "harbor_rubric": {**HARBOR, "judge_model": "judge", "judge_format": "none"},
     "session_completed": {},
+    "swebench_harness": {
+        "instance": {
+            "instance_id": "own__one-1",
+            "repo": "own/one",
+            "version": "1",
+            "FAIL_TO_PASS": ["a.py::test_it"],
+            "PASS_TO_PASS": [],
+            "log_parser": "parse_log_pytest",
+            "eval_type": "pass_and_fail",
+            "eval_script": EVAL_SCRIPT,
+        },
+        "patch_command": "echo changed",
+        "repo_dir": ".",
+    },
     "test_on_output": {
         "test_command": "echo PASSED a.py::test_it",
         "expected_output_json": {"test_it": "PASSED"},
@@ -27,8 +53,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "repo_dir": ".",
     },
 }
+"""What each is made with; the places of tests and judge come from the fixture."""
+SCORES = {"traces": [{"scores": {"rubric": 0}, "reason": "neither good nor bad"}]}
 TASK = parse_task({"task_id": "t", "instruction": "do", "agent": {"harness": "codex"}})
-TRACE = {"prompt_messages": [], "response_messages": [], "finish_reason": "stop", "metadata": {}}
+TRACE = {
+    "prompt_messages": [],
+    "response_messages": [{"role": "assistant", "content": "42"}],
+    "finish_reason": "stop",
+    "metadata": {},
+}
 
 
 def test_every_member_is_covered() -> None:
@@ -36,9 +69,25 @@ def test_every_member_is_covered() -> None:
     assert set(CONFIGS) == set(evaluators.EVALUATORS)
 
 
+@pytest.fixture(scope="module")
+def judge_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A judge behind real HTTP: the scripted engine, which always finds the same."""
+    with judge([{"content": json.dumps(SCORES)}], tmp_path_factory.mktemp("judge")) as url:
+        yield url
+
+
 @pytest.fixture(params=sorted(CONFIGS))
-def spec(request: pytest.FixtureRequest) -> EvaluatorSpec:
-    return EvaluatorSpec(strategy=request.param, config=CONFIGS[request.param])
+def spec(request: pytest.FixtureRequest, tmp_path: Path) -> EvaluatorSpec:
+    config = dict(CONFIGS[request.param])
+    if request.param.startswith("harbor"):
+        tests = tmp_path / "of the task"
+        tests.mkdir()
+        (tests / "test.sh").write_text("#!/bin/sh\necho 1 > logs/reward.txt\n")
+        (tests / "rubric.md").write_text("Was it done well?\n")
+        config["tests_dir"] = str(tests)
+    if "judge_model" in config:
+        config["judge_base_url"] = request.getfixturevalue("judge_url")
+    return EvaluatorSpec(strategy=request.param, config=config)
 
 
 @pytest.fixture
@@ -115,7 +164,7 @@ def test_names_match_the_table(spec: EvaluatorSpec) -> None:
 
 def test_an_unknown_evaluator_is_refused() -> None:
     """The error stands at evaluator.strategy and lists what there is."""
-    with pytest.raises(SpecError, match="command, session_completed, test_on_output") as caught:
+    with pytest.raises(SpecError, match="command, harbor, harbor_rubric, session_completed") as caught:
         evaluators.create(EvaluatorSpec(strategy="nonesuch"))
     assert caught.value.errors[0][0] == "evaluator.strategy"
 

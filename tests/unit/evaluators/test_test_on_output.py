@@ -11,8 +11,9 @@ import pytest
 
 from polar.errors import EvaluatorError, SpecError
 from polar.evaluators.base import Case
+from polar.evaluators.ends import parse_ends, short_name
 from polar.evaluators.patches import without_excluded
-from polar.evaluators.test_on_output import TestOnOutput, parse_ends, short_name
+from polar.evaluators.test_on_output import TestOnOutput
 from polar.runtimes.base import Limits
 from polar.runtimes.local import LocalRuntime
 from polar.spec import parse_task

@@ -1,0 +1,1 @@
+"""calendars: part of an example."""

@@ -1,0 +1,1 @@
+"""ledger: part of an example."""

@@ -1,0 +1,1 @@
+"""textkit: part of an example."""
