@@ -45,6 +45,8 @@ class Caller:
     """The task takes no trace that is not exact."""
     logprob_kind: str | None = None
     """Of which distribution the lane's engine gives log-probabilities, as its passport has it."""
+    task: str | None = None
+    """The trainer's name of the task."""
 
     def serves(self, model: str) -> bool:
         """Whether a call for a model of this name is answered: by default any is, and always by the policy."""
@@ -59,6 +61,7 @@ FIND = (
         RolloutSession.deadline_at,
         RolloutSession.turns,
         RolloutSession.sampled_tokens,
+        Task.task_id.label("task"),
         Task.spec["sampling"].label("sampling"),
         Task.spec["max_turns"].label("max_turns"),
         Task.spec["max_session_tokens"].label("max_session_tokens"),

@@ -96,7 +96,7 @@ def process(argv: list[str], health: str, env: dict[str, str] | None = None) -> 
     """A server in a process of its own, up while inside."""
     child = subprocess.Popen(argv, env={**os.environ, **(env or {})})
     try:
-        until(lambda: answers(health) or child.poll() is not None)
+        until(lambda: answers(health) or child.poll() is not None, 60)
         assert child.poll() is None
         yield child
     finally:
