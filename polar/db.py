@@ -5,12 +5,21 @@ Knows nothing of tasks or sessions. `db` is always SQLAlchemy's handle; a `sessi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
+
+from polar import clock
+
+T = TypeVar("T")
+AWAY = (OperationalError, InterfaceError)
+"""What a database looks like that restarts, cannot be reached, or has no room left on its disk."""
+LONGEST_PAUSE = 2.0
 
 
 def normal_url(url: str) -> str:
@@ -22,8 +31,21 @@ def normal_url(url: str) -> str:
 
 
 def connect(url: str, *, pool_size: int = 8) -> Engine:
-    """An engine whose connections are tested before use, so that a database restart costs no request."""
-    return create_engine(normal_url(url), pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
+    """An engine whose connections are tested before use, so that a database restart costs no request.
+
+    Using one keeps this process's clock with the database's."""
+    engine = create_engine(normal_url(url), pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
+    event.listen(engine, "checkout", _ask_the_time)
+    return engine
+
+
+def _ask_the_time(connection: Any, *_: Any) -> None:
+    if clock.CLOCK.due():
+        with connection.cursor() as cursor:
+            asked = clock.steady()
+            cursor.execute(clock.QUERY)
+            clock.CLOCK.heard(cursor.fetchone()[0], asked)
+        connection.rollback()
 
 
 def after_commit(db: Session, action: Callable[[], Any]) -> None:
@@ -39,3 +61,16 @@ def transaction(engine: Engine) -> Iterator[Session]:
             yield db
         for action in db.info.pop("after_commit", []):
             action()
+
+
+def patiently(action: Callable[[], T], seconds: float) -> T:
+    """Do `action`, a whole transaction, again for so many seconds while the database is away."""
+    until, pause = time.monotonic() + seconds, 0.1
+    while True:
+        try:
+            return action()
+        except AWAY:
+            if time.monotonic() + pause > until:
+                raise
+        time.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE)

@@ -7,7 +7,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LAYERS: list[set[str]] = [
-    {"spec", "messages", "dispatch", "settings", "topology", "registry", "log", "errors", "nesting", "__init__"}
+    {
+        "spec",
+        "messages",
+        "dispatch",
+        "settings",
+        "topology",
+        "registry",
+        "log",
+        "errors",
+        "nesting",
+        "clock",
+        "__init__",
+    }
     | {"metrics", "tracing", "spans"},
     {"lifecycle", "placement", "recording", "models", "db", "lanes", "leases", "queries", "keys"}
     | {"admission", "bodies", "embedded", "fleet", "policy", "staleness", "tiny_engine"},

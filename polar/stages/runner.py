@@ -14,7 +14,7 @@ from functools import partial
 from sqlalchemy import Engine
 
 from polar import lanes, lifecycle, placement, runtimes, tracing
-from polar.db import after_commit, transaction
+from polar.db import AWAY, after_commit, patiently, transaction
 from polar.dispatch import Dispatcher
 from polar.errors import EngineError, LostLeaseError, NodeError, SessionError
 from polar.leases import LeaseKeeper
@@ -28,6 +28,10 @@ from polar.stages.base import Job, Outcome
 from polar.topology import LaneSpec, NodeSpec
 
 logger = logging.getLogger(__name__)
+LOST = "lost"
+"""In place of a state: somebody else moved the session on, and this worker cannot say how it does."""
+MOVE_SECONDS = 60.0
+"""How long a database that is away is waited for before a stage that is done is given up, and done again by others."""
 
 
 @dataclass(slots=True)
@@ -54,45 +58,67 @@ class Lane:
         started = time.monotonic()
         with self.leases.hold(session.id, session.attempt) as lost:
             job = Job(session, task, self.database, self.settings, self.node, self.spec, lost)
-            says, error = "", None
+            says, state, error = "", LOST, None
             try:
                 outcome = STAGE_RUNS[stage](job)
                 says = outcome.says
-                self._advance(job, outcome)
+                state = patiently(partial(self._advance, job, outcome), MOVE_SECONDS)
             except LostLeaseError:
-                says = self._lost(job)
+                self._lost(job)
             except SessionError as failure:
                 error = failure
+            except AWAY as failure:
+                reason = str(failure.orig or failure).splitlines()[0]
+                error = NodeError(f"the database was away in {stage}: {reason}", code="database_down")
             except Exception as failure:  # noqa: BLE001 - a bug must end this session with a word, not hang it
                 logger.exception(line("stage broke", session=session.id, stage=stage))
                 error = NodeError(f"{stage} broke: {type(failure).__name__}: {failure}", code="bug", retryable=False)
             if error is not None:
-                says = self._failed(job, error)
-        spent = time.monotonic() - started
-        seconds = f"{spent:.2f}"
-        logger.info(
-            line(f"{stage}", task=task.task_id, session=session.id, lane=self.spec.name, seconds=seconds) + f" {says}"
-        )
-        facts = {"polar.task": task.task_id, "polar.lane": self.spec.name, "polar.node": self.node.id}
-        fault = error.code if error else ("lost" if says == "lost" else None)
-        tracing.stage(session.id, session.attempt, stage.value, spent, facts, fault)
-        self._after(stage)
-        return error is None and says != "lost"
+                state = patiently(partial(self._failed, job, error), MOVE_SECONDS)
+        self._tell(job, stage, state, time.monotonic() - started, says, error)
+        try:
+            self._after(stage)
+        except AWAY as failure:  # what waits for room is woken by the sweeper
+            logger.warning(line("no look for waiting sessions", lane=self.spec.name, error=type(failure).__name__))
+        return error is None and state != LOST
 
-    def _advance(self, job: Job, outcome: Outcome) -> None:
+    def _tell(self, job: Job, stage: Stage, state: str, seconds: float, says: str, error: SessionError | None) -> None:
+        """The one line and the one span of a stage that ended."""
+        told = line(
+            "stage",
+            task=job.task.task_id,
+            session=job.session.id,
+            stage=stage.value,
+            lane=self.spec.name,
+            attempt=job.session.attempt,
+            state=state,
+            seconds=round(seconds, 3),
+            blame=error.blame if error else None,
+            code=error.code if error else None,
+            says=error.message if error else says or None,
+        )
+        logger.info(told)
+        facts = {"polar.task": job.task.task_id, "polar.lane": self.spec.name, "polar.node": self.node.id}
+        fault = error.code if error else (LOST if state == LOST else None)
+        tracing.stage(job.session.id, job.session.attempt, stage.value, seconds, facts, fault)
+
+    def _advance(self, job: Job, outcome: Outcome) -> str:
+        """How the session does then."""
         with transaction(self.database) as db:
             session = db.merge(job.session, load=False)
             if lifecycle.advance(db, session, **outcome.values) is None:
                 after_commit(db, partial(self.clean, session))
+            return session.state
 
     def _lost(self, job: Job) -> str:
         """Nothing to write, unless it was this process that is being stopped: then the session is given back."""
         if self.leases.stopping.is_set():
             with suppress(LostLeaseError), transaction(self.database) as db:
                 lifecycle.release(db, db.merge(job.session, load=False))
-        return "lost"
+        return LOST
 
     def _failed(self, job: Job, error: SessionError) -> str:
+        """How the session does then."""
         if self.leases.stopping.is_set():
             return self._lost(job)
         try:
@@ -109,8 +135,8 @@ class Lane:
                 else:
                     after_commit(db, partial(self.clean, session))
         except LostLeaseError:
-            return "lost"
-        return f"{session.state} blame={error.blame} code={error.code}: {error.message}"
+            return LOST
+        return session.state
 
     def _after(self, stage: Stage) -> None:
         """A stage that ended made room: take what waits for it."""
