@@ -128,7 +128,7 @@ JOBS = {Stage.PREWARM: prewarm, Stage.EXECUTE: execute, Stage.RECONSTRUCT: recon
 
 @setup_logging.connect
 def _own_logging(**_: Any) -> None:
-    log.configure(settings.log_level)
+    log.configure(settings.log_level, settings.log_format)
     tracing.configure(settings.otel_endpoint, "polar-worker")
 
 
@@ -158,16 +158,14 @@ def _start_beating(sender: Any, **_: Any) -> None:
 
 def _beat(names: list[str]) -> None:
     pause = threading.Event()
-    first = True
     while True:
         for name in names:
             try:
                 lane(name).beat()
-                if first:
-                    lane(name).look()
+                # Here, too: the sweeper's messages are lost on a node whose wall clock is far from the sweeper's.
+                lane(name).look()
             except SQLAlchemyError as error:
                 logger.warning(log.line("lane could not beat", lane=name, error=type(error).__name__))
-        first = False
         pause.wait(BEAT_SECONDS)
 
 

@@ -19,6 +19,7 @@ from polar import queries
 from polar.lifecycle import LANE_ALIVE_SECONDS, STAGES, Stage, State
 from polar.models import Delivery, Lane, Node, RolloutSession, SessionEvent, Task, TraceRow, TrajectoryRow, now
 from polar.queries import counts_at
+from polar.topology import shown_url
 
 LIFTED_METADATA = ("group_id", "policy_version", "rollout_step")
 RUNNING_WORDS = {
@@ -266,7 +267,11 @@ def lane_row(lane: Lane) -> dict[str, Any]:
     """A lane with its engine and what is known of it."""
     return {
         "name": lane.name,
-        "engine": {key: lane.engine.get(key) for key in ("engine", "base_url", "model")},
+        "engine": {
+            "engine": lane.engine.get("engine"),
+            "base_url": shown_url(str(lane.engine.get("base_url", ""))),
+            "model": lane.engine.get("model"),
+        },
         "passport": lane.passport,
         "max_execute": lane.max_execute,
         "ready_buffer": lane.ready_buffer,

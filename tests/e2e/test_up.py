@@ -61,11 +61,11 @@ class Up:
         return self.wait(self.submit(body))
 
 
-def start(home: Path, port: int, proxy_port: int) -> Up:
-    """Start it and wait until a lane is alive."""
+def start(home: Path, port: int, proxy_port: int, **settings: str) -> Up:
+    """Start it and wait until a lane is alive; `settings` are more variables."""
     script = str(EXAMPLES / "calculator/script.json")
     flags = ["--home", str(home), "--port", str(port), "--proxy-port", str(proxy_port), "--script", script]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")} | settings
     with (home.parent / "up.log").open("ab") as log:
         argv = [sys.executable, "-m", "polar", "up", *flags]
         process = subprocess.Popen(argv, stdout=log, stderr=log, env=env, cwd=home.parent)
