@@ -10,8 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
+from polar import clock
+
+AWAY = (OperationalError, InterfaceError)
+"""What a database looks like that restarts, cannot be reached, or has no room left on its disk."""
 CLIENT: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -37,7 +42,9 @@ def normal_url(url: str) -> str:
 
 
 def connect(url: str, *, pool_size: int = 8) -> Engine:
-    """An engine whose connections are tested before use, so that a database restart costs no request."""
+    """An engine whose connections are tested before use, so that a database restart costs no request.
+
+    Using one keeps this process's clock with the database's."""
     made = create_engine(
         normal_url(url), pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True, connect_args=CLIENT
     )
@@ -47,7 +54,17 @@ def connect(url: str, *, pool_size: int = 8) -> Engine:
         connection.execute(SERVER)
         connection.commit()
 
+    event.listen(made, "checkout", _ask_the_time)
     return made
+
+
+def _ask_the_time(connection: Any, *_: Any) -> None:
+    if clock.CLOCK.due():
+        with connection.cursor() as cursor:
+            asked = clock.steady()
+            cursor.execute(clock.QUERY)
+            clock.CLOCK.heard(cursor.fetchone()[0], asked)
+        connection.rollback()
 
 
 def after_commit(db: Session, action: Callable[[], Any]) -> None:

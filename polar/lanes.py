@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import delete, select, update
@@ -10,8 +10,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from polar.lifecycle import CLOCK, LANE_ALIVE_SECONDS, rowcount
-from polar.models import Lane, Leftover, Node, RolloutSession
+from polar.models import Beat, Lane, Leftover, Node, RolloutSession, now
 from polar.topology import LaneSpec, NodeSpec
+
+SWEEPER = "sweep"
 
 
 def beat(db: Session, node: NodeSpec, lane: LaneSpec) -> None:
@@ -29,6 +31,17 @@ def beat(db: Session, node: NodeSpec, lane: LaneSpec) -> None:
     db.execute(
         insert(Lane).values(name=lane.name, **values).on_conflict_do_update(index_elements=["name"], set_=values)
     )
+
+
+def swept(db: Session) -> None:
+    """Note that the sweeper made its round."""
+    row = insert(Beat).values(name=SWEEPER, at=now())
+    db.execute(row.on_conflict_do_update(index_elements=["name"], set_={"at": row.excluded.at}))
+
+
+def last_swept(db: Session) -> datetime | None:
+    """When the sweeper last made its round; None if it never did."""
+    return db.scalar(select(Beat.at).where(Beat.name == SWEEPER))
 
 
 def note_passport(db: Session, name: str, passport: dict[str, Any]) -> None:
@@ -106,6 +119,6 @@ def left_behind(db: Session, node_id: str) -> list[Leftover]:
     return list(db.scalars(select(Leftover).where(Leftover.node_id == node_id).order_by(Leftover.id).limit(50)))
 
 
-def swept(db: Session, leftover_id: int) -> None:
+def taken_away(db: Session, leftover_id: int) -> None:
     """Note that it is gone."""
     db.execute(delete(Leftover).where(Leftover.id == leftover_id))

@@ -18,9 +18,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from polar import lifecycle, policy
-from polar.clock import SessionClock
 from polar.db import transaction
 from polar.log import line
+from polar.session_clock import SessionClock
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,13 @@
 """The tables. Columns and keys only: who may change what is `lifecycle`'s affair.
 
 Token ids are little-endian int32 in bytea, log-probabilities float32: numpy reads them without a copy.
-Times are UTC. Texts of requests and answers are zstd-compressed JSON.
+Times are UTC, and the database's: `now` is `clock`'s. Texts of requests and answers are zstd-compressed JSON.
 """
 
 from __future__ import annotations
 
 import uuid
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -26,11 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-
-def now() -> datetime:
-    """The clock of every row, in UTC."""
-    return datetime.now(UTC)
-
+from polar.clock import now
 
 TAKEN = text("sessions.ended_at IS NULL AND (sessions.lane IS NOT NULL OR sessions.deadline_at IS NOT NULL)")
 """Sessions that a lane has, or had: few, however many wait. Said in these words, Postgres knows the index to take."""
@@ -419,3 +415,12 @@ class Consumer(Model):
     cursor: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(default=now)
     updated_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class Beat(Model):
+    """A round that is made again and again, such as the sweeper's, and when it was made last."""
+
+    __tablename__ = "beats"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[datetime] = mapped_column(default=now)

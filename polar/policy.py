@@ -16,8 +16,8 @@ from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from polar.clock import Pauses
 from polar.models import Policy, Proxy, now
+from polar.session_clock import Pauses
 
 CHANNEL = "polar_policy"
 """Notified with every change; whoever misses it reads the row within a second."""

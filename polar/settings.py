@@ -65,6 +65,8 @@ class Settings:
     """Seconds after which an unused one goes."""
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
+    log_format: str = "text"
+    """`text`: lines for people. `json`: one object a line, with task, session, stage and lane as fields."""
     otel_endpoint: str = ""
     """OTLP collector for traces, such as `http://127.0.0.1:4318`; needs the extra `otel`. Empty: none are made."""
 
@@ -87,6 +89,8 @@ class Settings:
         settings = cls(**values)
         if settings.auth not in ("required", "open"):
             raise SpecError.at("POLAR_AUTH", f"{settings.auth!r} is neither 'required' nor 'open'")
+        if settings.log_format not in ("text", "json"):
+            raise SpecError.at("POLAR_LOG_FORMAT", f"{settings.log_format!r} is neither 'text' nor 'json'")
         return settings
 
     def environ(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
+from datetime import datetime
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
@@ -55,7 +56,8 @@ class Spans:
         self,
         session: str,
         name: str,
-        start: int,
+        start: datetime,
+        end: datetime,
         facts: Mapping[str, Value | None],
         parent: tuple[str, ...] | None,
         own: tuple[str, ...] | None,
@@ -63,7 +65,7 @@ class Spans:
         *,
         client: bool = False,
     ) -> None:
-        """One span that ends now. `parent` and `own` name the ids of both within the session; without `own` it has a
+        """One span that has ended. `parent` and `own` name the ids of both within the session; without `own` it has a
         random one, and without `parent` it is the root."""
         trace = number(16, session)
         context = Context()
@@ -77,15 +79,19 @@ class Spans:
                 context,
                 kind=SpanKind.CLIENT if client else SpanKind.INTERNAL,
                 attributes={key: value for key, value in facts.items() if value is not None},
-                start_time=start,
+                start_time=_nanoseconds(start),
             )
         finally:
             _chosen.reset(token)
         if error is not None:
             span.set_attribute("error.type", error)
             span.set_status(Status(StatusCode.ERROR))
-        span.end()
+        span.end(_nanoseconds(end))
 
     def close(self) -> None:
         """Send what is left."""
         self._provider.shutdown()
+
+
+def _nanoseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1e9)

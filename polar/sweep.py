@@ -40,6 +40,7 @@ def sweep(database: Engine, dispatcher: Dispatcher) -> dict[str, int]:
             after_commit(db, partial(dispatcher.wake, session.id, session.stage, str(session.lane)))
             counts["woken"] += 1
         names = [lane.name for lane in lanes.takers(db)]
+        lanes.swept(db)
     counts["numbered"] = feed.number_ended(database)
     for name in names:
         dispatcher.look(name)

@@ -6,6 +6,7 @@ Strict: an unknown key is refused by its path. Lanes are Polar's addition; a nod
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from polar.errors import SpecError
 from polar.spec import RuntimeSpec, validation_errors
+
+
+def shown_url(url: str) -> str:
+    """A URL as it may be told to anybody: without the user and password that may stand in it."""
+    return re.sub(r"//[^/?#]*@", "//***@", url)
 
 
 class Part(BaseModel):

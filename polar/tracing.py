@@ -10,11 +10,11 @@ comparison. No span has text of requests or answers, and none has keys.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from polar.clock import now
 from polar.errors import SpecError
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def stage(
     """A stage that just ended, after so many seconds."""
     if _spans is not None:
         said = {"polar.session": session, "polar.attempt": attempt, "polar.stage": name, **facts}
-        _spans.make(session, name, _ago(seconds), said, ("session",), (str(attempt), name), error)
+        end = now()
+        start = end - timedelta(seconds=seconds)
+        _spans.make(session, name, start, end, said, ("session",), (str(attempt), name), error)
 
 
 def call(
@@ -77,20 +79,17 @@ def call(
     """A model call that just ended: a client's span inside the execute stage of that attempt."""
     if _spans is not None:
         said = {"polar.session": session, "polar.attempt": attempt, "polar.stage": "execute", **facts}
-        _spans.make(session, name, _ago(seconds), said, (str(attempt), "execute"), None, error, client=True)
+        end = now()
+        start = end - timedelta(seconds=seconds)
+        _spans.make(session, name, start, end, said, (str(attempt), "execute"), None, error, client=True)
 
 
 def ended(session: str, created: datetime, facts: Mapping[str, Value | None], error: str | None = None) -> None:
     """A session that just ended: the root of its trace."""
     if _spans is not None:
-        start = int(created.timestamp() * 1e9)
-        _spans.make(session, "session", start, {"polar.session": session, **facts}, None, ("session",), error)
+        _spans.make(session, "session", created, now(), {"polar.session": session, **facts}, None, ("session",), error)
 
 
 def number(size: int, *parts: str) -> int:
     """An id of so many bytes made of these words; never 0, which is no id."""
     return int.from_bytes(hashlib.blake2b("\0".join(parts).encode(), digest_size=size).digest(), "big") or 1
-
-
-def _ago(seconds: float) -> int:
-    return time.time_ns() - int(seconds * 1e9)

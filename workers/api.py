@@ -6,6 +6,6 @@ from polar.settings import Settings
 from workers.job import CeleryDispatcher
 
 settings = Settings.load()
-log.configure(settings.log_level)
+log.configure(settings.log_level, settings.log_format)
 tracing.configure(settings.otel_endpoint, "polar-api")
 app = create_app(settings, CeleryDispatcher())

@@ -136,7 +136,7 @@ JOBS = {Stage.PREWARM: prewarm, Stage.EXECUTE: execute, Stage.RECONSTRUCT: recon
 
 @setup_logging.connect
 def _own_logging(**_: Any) -> None:
-    log.configure(settings.log_level)
+    log.configure(settings.log_level, settings.log_format)
     tracing.configure(settings.otel_endpoint, "polar-worker")
 
 
@@ -168,15 +168,12 @@ def _start_beating(sender: Any, **_: Any) -> None:
 
 def _beat(names: list[str]) -> None:
     pause = threading.Event()
-    new = set(names)
     while True:
         # All beat before one looks: a lane that starts with its neighbours must not seem to be the one that is left.
-        beating = [name for name in names if _beats(name)]
-        for name in beating:
-            if name in new:
-                with suppress(SQLAlchemyError):  # the sweeper asks again
-                    lane(name).look()
-        new -= set(beating)
+        for name in [name for name in names if _beats(name)]:
+            # The sweeper asks, too; but its messages are lost on a node whose wall clock is far from the sweeper's.
+            with suppress(SQLAlchemyError):
+                lane(name).look()
         pause.wait(BEAT_SECONDS)
 
 

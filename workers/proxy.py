@@ -5,7 +5,7 @@ from polar.proxy.shared import share
 from polar.settings import Settings
 
 settings = Settings.load()
-log.configure(settings.log_level)
+log.configure(settings.log_level, settings.log_format)
 tracing.configure(settings.otel_endpoint, "polar-proxy")
 share(settings)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from functools import partial
 from typing import Any
 
 import orjson
 from flask import Blueprint, Response, current_app, jsonify, request
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from polar import admission, builders, evaluators, harnesses, lanes, lifecycle, queries, runtimes
 from polar.api import auth, wire
@@ -69,8 +71,11 @@ def check_families(task: TaskRequest, *, started_here: bool = True) -> None:
 
 def json_body() -> Any:
     """The request's body, parsed. Raises SpecError."""
+    data = request.get_data()
+    if len(data) >= (request.max_content_length or sys.maxsize):
+        raise RequestEntityTooLarge  # one whose length nobody declared is cut there, and reads like a mistake
     try:
-        body = orjson.loads(request.get_data())
+        body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise SpecError.at("(body)", f"not valid JSON: {error}") from None
     if too_deep(body):

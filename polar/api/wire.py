@@ -21,6 +21,7 @@ from polar.lanes import state as lane_state
 from polar.lifecycle import LANE_ALIVE_SECONDS, STAGES, Stage, State
 from polar.models import Delivery, Lane, Node, RolloutSession, SessionEvent, Task, TraceRow, TrajectoryRow, now
 from polar.queries import counts_at
+from polar.topology import shown_url
 
 LIFTED_METADATA = ("group_id", "policy_version", "rollout_step")
 RUNNING_WORDS = {
@@ -273,7 +274,11 @@ def lane_row(lane: Lane, *, draining: bool = False) -> dict[str, Any]:
         "state": lane_state(lane, alive=alive, draining=draining),
         "engine_down_since": down_since.isoformat() if down_since else None,
         "engine_error": lane.engine_error,
-        "engine": {key: lane.engine.get(key) for key in ("engine", "base_url", "model")},
+        "engine": {
+            "engine": lane.engine.get("engine"),
+            "base_url": shown_url(str(lane.engine.get("base_url", ""))),
+            "model": lane.engine.get("model"),
+        },
         "passport": lane.passport,
         "max_execute": lane.max_execute,
         "ready_buffer": lane.ready_buffer,

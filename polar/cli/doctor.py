@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import click
@@ -13,14 +13,12 @@ import httpx
 import redis
 from rich.console import Console
 from rich.markup import escape
-from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from polar import lanes
-from polar.db import connect, transaction
+from polar.cli import services
+from polar.cli.fleet import Check, fleet, lacking
+from polar.db import connect
 from polar.errors import EngineError, PolarError
-from polar.lifecycle import CLOCK, LANE_ALIVE_SECONDS
-from polar.models import Lane, Node
 from polar.registry import load
 from polar.renderers import for_folder
 from polar.renderers.selftest import self_test
@@ -28,13 +26,12 @@ from polar.runtimes import RUNTIMES
 from polar.runtimes.base import Runtime
 from polar.settings import Settings
 from polar.stages import left_over
-from polar.stages.fitness import probed
-from polar.topology import LaneSpec, load_topology
+from polar.stages.fitness import engine_class, probed
+from polar.topology import LaneSpec, Topology, load_topology
 
 console = Console(highlight=False)
-ALIVE_AFTER = CLOCK - timedelta(seconds=LANE_ALIVE_SECONDS)
-Check = tuple[str, bool, str]
-"""What was looked at, whether it is well, and what was found or what to do."""
+DISK_BYTES, DISK_PART = 2 << 30, 0.03
+"""Less than either, and the disk is nearly full."""
 
 
 def machine(settings: Settings) -> Iterator[Check]:
@@ -49,6 +46,8 @@ def machine(settings: Settings) -> Iterator[Check]:
         yield "home folder", True, str(settings.home_path)
     except OSError as error:
         yield "home folder", False, f"{settings.home_path}: {error.strerror}; set POLAR_HOME to a writable folder"
+    else:
+        yield disk(settings.home_path)
     for name in RUNTIMES:
         reason = load("runtime", RUNTIMES, name, Runtime).unavailable()  # type: ignore[type-abstract]
         # A runtime that this machine lacks hurts only tasks that ask for it.
@@ -66,18 +65,22 @@ def leftovers(settings: Settings) -> Iterator[Check]:
     yield "leftovers", True, f"removed {gone}" if gone else "none"
 
 
+def disk(folder: Path) -> Check:
+    """Whether the disk of this folder has room: a full one stops workspaces, logs and an embedded Postgres."""
+    found = shutil.disk_usage(folder)
+    told = f"{found.free / 2**30:.1f} of {found.total / 2**30:.1f} GiB are free"
+    if found.free >= DISK_BYTES and found.free >= DISK_PART * found.total:
+        return "disk", True, told
+    return "disk", False, f"{told} at {folder}: make room, or set POLAR_HOME to a larger disk"
+
+
 def servers(settings: Settings) -> Iterator[Check]:
-    """Postgres and broker, where the settings name real ones."""
-    if settings.database_url:
-        try:
-            with connect(settings.database_url, pool_size=1).connect() as connection:
-                found = connection.execute(text("SHOW server_version")).scalar()
-            yield "postgres", True, str(found)
-        except SQLAlchemyError as error:
-            first = str(error).splitlines()[0]
-            yield "postgres", False, f"{first}; check POLAR_DATABASE_URL and that the server runs"
+    """Postgres and broker, and what Postgres knows of the fleet."""
+    url = services.database_url(settings)
+    if url:
+        yield from fleet(url, settings)
     else:
-        yield "postgres", True, "POLAR_DATABASE_URL is not set: `polar up` embeds one"
+        yield "postgres", True, "POLAR_DATABASE_URL is not set, and none is embedded yet: `polar up` embeds one"
     if settings.broker_url:
         try:
             redis.Redis.from_url(settings.broker_url, socket_timeout=2).ping()
@@ -86,31 +89,6 @@ def servers(settings: Settings) -> Iterator[Check]:
             yield "broker", False, f"{error}; check POLAR_BROKER_URL and that the server runs"
     else:
         yield "broker", True, "POLAR_BROKER_URL is not set: `polar up` embeds one"
-
-
-def nodes(settings: Settings) -> Iterator[Check]:
-    """Every lane as it stands in the database."""
-    if not settings.database_url:
-        return
-    engine = connect(settings.database_url, pool_size=1)
-    try:
-        with transaction(engine) as db:
-            rows = db.execute(select(Lane, Node.draining, Lane.heartbeat_at > ALIVE_AFTER).join(Node)).all()
-    except SQLAlchemyError as error:
-        yield "lanes", False, f"{str(error).splitlines()[0]}; migrate the database: `polar serve_rollout` does"
-        return
-    finally:
-        engine.dispose()
-    for lane, draining, alive in rows:
-        found = lanes.state(lane, alive=alive, draining=draining)
-        advice = {
-            "gone": f"its worker has not been heard of since {lane.heartbeat_at:%F %T} UTC; start it on node "
-            f"{lane.node_id}: polar serve_gateway",
-            "engine_down": f"takes no sessions: {lane.engine_error}; start the engine, and it goes on by itself",
-            "draining": f"node {lane.node_id} takes nothing new; POST /nodes/{lane.node_id}/resume ends that",
-            "pulling": "takes sessions",
-        }[found]
-        yield f"lane {lane.name}", found in ("pulling", "draining"), advice
 
 
 def addresses(settings: Settings, config: Path | None) -> Iterator[Check]:
@@ -126,6 +104,7 @@ def addresses(settings: Settings, config: Path | None) -> Iterator[Check]:
         yield "topology", False, error.message
         return
     yield "topology", True, str(path)
+    yield from _default_runtimes(topology)
     yield _ask("api", f"{topology.rollout.url}/readyz", "start it: polar up")
     for node in topology.gateway.nodes:
         yield _ask(f"proxy of {node.id}", f"{node.url}/health", "start it: polar serve_gateway")
@@ -133,6 +112,13 @@ def addresses(settings: Settings, config: Path | None) -> Iterator[Check]:
             yield _probe(lane)
             if lane.engine.tokenizer and Path(lane.engine.tokenizer).is_dir():
                 yield _renderer(lane)
+
+
+def _default_runtimes(topology: Topology) -> Iterator[Check]:
+    """The runtimes that nodes fall back on, where this machine lacks them."""
+    for node in topology.gateway.nodes:
+        if node.default_runtime is not None and (reason := lacking(node.default_runtime.name)) is not None:
+            yield f"runtime of {node.id}", False, f"its default_runtime is {node.default_runtime.name}: {reason}"
 
 
 def _probe(lane: LaneSpec) -> Check:
@@ -151,7 +137,11 @@ def _probe(lane: LaneSpec) -> Check:
         f"context {found['context_length']}" if found["context_length"] else "context not told",
         "" if found["weight_versions"] or found["scripted"] else "does not say which weights sampled",
     ]
-    return name, True, ", ".join(part for part in told if part)
+    well = found["ids_out"] or lane.engine.mode == "canonical"
+    if found["logprobs"] in ("raw", "none") and not found["scripted"] and lane.engine.mode == "token":
+        told.append(f"of no use for training: {engine_class(lane.engine).PROCESSED_BY}")
+        well = False
+    return name, well, ", ".join(part for part in told if part)
 
 
 def _renderer(lane: LaneSpec) -> Check:
@@ -185,7 +175,6 @@ def doctor(config: Path | None) -> None:
     looks: tuple[Callable[[], Iterator[Check]], ...] = (
         lambda: machine(settings),
         lambda: servers(settings),
-        lambda: nodes(settings),
         lambda: leftovers(settings),
         lambda: addresses(settings, config),
     )

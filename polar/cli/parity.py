@@ -8,8 +8,8 @@ import click
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
+from polar.cli import services
 from polar.db import connect
-from polar.embedded import EmbeddedPostgres
 from polar.engines.parity import TOKENS, Parity
 from polar.errors import EngineError
 from polar.settings import Settings
@@ -49,17 +49,13 @@ def parity(config: Path | None, names: tuple[str, ...], tokens: int, alarm: floa
 
 def _database_url(settings: Settings) -> str:
     """The database of the settings, or the one that `polar up` embeds while it runs. Raises ClickException."""
-    if settings.database_url:
-        return settings.database_url
-    data = settings.home_path / "postgres"
-    try:
-        # Postgres notes there which port it listens on; a server that is down leaves no such file.
-        port = int((data / "postmaster.pid").read_text().splitlines()[3])
-    except (OSError, IndexError, ValueError):
+    url = services.database_url(settings)
+    if not url:
         raise click.ClickException(
-            f"no Postgres runs in {data}: start `polar up`, or set POLAR_DATABASE_URL to your own"
-        ) from None
-    return EmbeddedPostgres(data, port).url
+            f"no Postgres runs in {settings.home_path / 'postgres'}: start `polar up`, or set POLAR_DATABASE_URL to "
+            "your own"
+        )
+    return url
 
 
 def _topology(settings: Settings, config: Path | None) -> Topology:

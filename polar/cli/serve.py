@@ -24,7 +24,7 @@ def _settings(config: Path) -> Settings:
     for name in ("database_url", "broker_url"):
         if not getattr(settings, name):
             raise SpecError.at(f"POLAR_{name.upper()}", "is not set; name a real server, or use `polar up`")
-    log.configure(settings.log_level)
+    log.configure(settings.log_level, settings.log_format)
     return replace(settings, topology=str(config.resolve()))
 
 

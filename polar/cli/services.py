@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from polar.embedded import Service
+from polar.embedded import EmbeddedPostgres, Service
 from polar.settings import Settings, child_environ
 from polar.topology import NodeSpec
 
@@ -82,8 +82,7 @@ def lane_worker(settings: Settings, lanes: list[str]) -> Service:
 
 def beat(settings: Settings) -> Service:
     """The sweeper's clock and its own small worker."""
-    schedule = str(settings.home_path / "beat-schedule")
-    argv = (*CELERY, "-n", "beat@%h", "-Q", "sweep", "-B", "-c", "4", "-s", schedule, "-l", "WARNING")
+    argv = (*CELERY, "-n", "beat@%h", "-Q", "sweep", "-B", "-c", "4", "-l", "WARNING")
     return service("beat", argv, settings)
 
 
@@ -97,3 +96,16 @@ def engine(settings: Settings, name: str, url: str, *arguments: str) -> Service:
 def local(host: str) -> str:
     """An address at which this machine finds a server that listens on `host`."""
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+
+def database_url(settings: Settings) -> str:
+    """The database of the settings, or the one that `polar up` embeds while it runs; empty if there is none."""
+    if settings.database_url:
+        return settings.database_url
+    data = settings.home_path / "postgres"
+    try:
+        # Postgres notes there which port it listens on; a server that is down leaves no such file.
+        port = int((data / "postmaster.pid").read_text().splitlines()[3])
+    except (OSError, IndexError, ValueError):
+        return ""
+    return EmbeddedPostgres(data, port).url

@@ -31,7 +31,7 @@ from polar.embedded import (
 )
 from polar.settings import Settings
 from polar.spec import RuntimeSpec
-from polar.topology import EngineSpec, GatewaySpec, LaneSpec, NodeSpec, RolloutSpec, Topology, load_topology
+from polar.topology import EngineSpec, GatewaySpec, LaneSpec, NodeSpec, RolloutSpec, Topology, load_topology, shown_url
 
 ENGINE_PORT = 8199
 """Where the tiny engine listens if nobody else does; the scripted one prefers the next port."""
@@ -160,7 +160,7 @@ def run(plan: Plan, on_ready: Callable[[Plan, str], None]) -> None:
 
 def greet(plan: Plan, key: str) -> None:
     """Say where everything is and what to do next."""
-    lanes = ", ".join(f"{lane.name} → {lane.engine.base_url}" for lane in plan.node.lanes)
+    lanes = ", ".join(f"{lane.name} → {shown_url(lane.engine.base_url)}" for lane in plan.node.lanes)
     console.print("\n[bold]Polar is up.[/bold]  Ctrl-C stops all of it; started again it carries on.\n")
     for name, value in (
         ("API", plan.url),
@@ -210,6 +210,6 @@ def up(
         "auth": "open" if open_ else None,
     }
     settings = replace(Settings.load(), **{name: value for name, value in given.items() if value is not None})
-    log.configure(settings.log_level)
+    log.configure(settings.log_level, settings.log_format)
     console.print("starting …")
     run(make_plan(settings, topology, script), greet)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from polar.errors import EngineError
 from polar.messages import FinishReason, Message, ModelRequest, Sampling
+from polar.topology import shown_url
 
 LogprobKind = Literal["processed", "tempered", "raw", "unknown", "none"]
 """Of which distribution an engine's log-probabilities are. `processed`: the one that the token was drawn from.
@@ -107,6 +108,8 @@ class Engine(ABC):
 
     def __init__(self, url: str, http: aiohttp.ClientSession, *, model: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self.shown = shown_url(self.url)
+        """Its address, as errors tell it."""
         self.http = http
         self.model = model
 

@@ -91,13 +91,13 @@ class HTTPEngine(Engine):
         except aiohttp.ClientConnectorError as error:
             raise self._down() from error
         except TimeoutError as error:
-            raise EngineError(f"the engine at {self.url} took too long", code="engine_timeout", status=504) from error
+            raise EngineError(f"the engine at {self.shown} took too long", code="engine_timeout", status=504) from error
         except aiohttp.ClientError as error:
             if live.abandoned:
                 raise AbandonedError from None
             # Closed before a status line: either a stale kept-alive connection or an engine that just died. Nothing
             # was sampled that anyone will see, so trying again cannot double an answer.
-            reason = f"the connection to the engine at {self.url} broke: {error or type(error).__name__}"
+            reason = f"the connection to the engine at {self.shown} broke: {error or type(error).__name__}"
             raise EngineError(reason, code="engine_cut", retryable=live.reply is None) from error
         finally:
             if request_id is not None and self._live.get(request_id) is live:
@@ -136,13 +136,15 @@ class HTTPEngine(Engine):
                     if reply.status == 200:
                         return json_object(await reply.read())
                     if reply.status in NOT_BEGUN:
-                        raise EngineError(f"the engine at {self.url} is not ready", code="engine_down", retryable=True)
+                        raise EngineError(
+                            f"the engine at {self.shown} is not ready", code="engine_down", retryable=True
+                        )
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise self._down() from error
         if not needed:
             return {}
         raise EngineError(
-            f"the server at {self.url} has no {paths[0]}: is it a {self.PRODUCT} server?", code="engine_contract"
+            f"the server at {self.shown} has no {paths[0]}: is it a {self.PRODUCT} server?", code="engine_contract"
         )
 
     async def _card(self) -> dict[str, Any]:
@@ -151,7 +153,7 @@ class HTTPEngine(Engine):
         return cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
 
     def _down(self) -> EngineError:
-        return EngineError(f"no engine answers at {self.url}", code="engine_down", retryable=True)
+        return EngineError(f"no engine answers at {self.shown}", code="engine_down", retryable=True)
 
     def _broken(self, field: str) -> EngineError:
         return EngineError(
@@ -161,7 +163,7 @@ class HTTPEngine(Engine):
     def _no_ids(self) -> EngineError:
         """Tokens were sampled and their ids did not come: nothing of such an answer can be trained on, or continued."""
         message = (
-            f"the engine at {self.url} answered without the ids of the tokens it sampled: a router in front of it "
+            f"the engine at {self.shown} answered without the ids of the tokens it sampled: a router in front of it "
             f"strips them, or it is older than Polar needs ({self.PRODUCT}); set the lane's base_url to the engine "
             "itself, or `mode: canonical` for a lane that is not trained on"
         )

@@ -35,7 +35,7 @@ class OpenAICompatibleEngine(HTTPEngine):
         self.model = self.model or card.get("id")
         if self.model is None:
             raise EngineError(
-                f"the server at {self.url} lists no model: set `model` of the lane's engine", code="engine_setup"
+                f"the server at {self.shown} lists no model: set `model` of the lane's engine", code="engine_setup"
             )
         length = card.get("max_model_len") or card.get("context_length")
         return Passport(

@@ -205,6 +205,7 @@ class ModelCalls:
                 heard=None if shown is None else heard,
                 recalled=passage.recalled,
                 chat=prepared.chat,
+                size=link.renderer.size(),
             )
 
         return Parts(
@@ -301,6 +302,7 @@ class ModelCalls:
         logger.info(
             line(
                 f"call {shown}",
+                task=caller.task,
                 session=caller.id,
                 lane=caller.lane,
                 completion=sample.id,

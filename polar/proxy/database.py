@@ -21,6 +21,7 @@ from sqlalchemy import JSON, ClauseElement
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from polar import clock
 from polar.db import CLIENT, SERVER
 
 AWAY = (psycopg.OperationalError, psycopg.InterfaceError)
@@ -64,6 +65,8 @@ class Database:
         async with self._slots:
             connection = self._free.pop() if self._free else await self._connect()
             try:
+                if clock.CLOCK.due():
+                    await _ask_the_time(connection)
                 yield connection
             except BaseException:
                 # Whatever went wrong in the middle of a query, cancellation included, nobody may inherit.
@@ -84,3 +87,10 @@ class Database:
         set_json_loads(orjson.loads, connection)
         set_json_dumps(orjson.dumps, connection)
         return connection
+
+
+async def _ask_the_time(connection: Connection) -> None:
+    asked = clock.steady()
+    row = await (await connection.execute(clock.QUERY)).fetchone()
+    assert row is not None
+    clock.CLOCK.heard(row[0], asked)

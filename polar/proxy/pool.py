@@ -21,7 +21,7 @@ from polar.registry import load
 from polar.renderers import for_folder
 from polar.renderers.base import Renderer
 from polar.renderers.selftest import doubt_of
-from polar.topology import EngineSpec
+from polar.topology import EngineSpec, shown_url
 
 KEEPALIVE_SECONDS = 3.0
 """Engines under uvicorn close an idle connection after 5 s; a pool that keeps it longer sends into a closed one."""
@@ -105,6 +105,6 @@ def tokenizer_folder(spec: EngineSpec, passport: Passport) -> Path:
     where = f"`tokenizer: {spec.tokenizer}`" if spec.tokenizer else f"the engine's own, {passport.tokenizer!r},"
     raise EngineError(
         f"{where} is no folder on this node with a tokenizer.json: "
-        f"set `tokenizer` of the engine at {spec.base_url} in the topology",
+        f"set `tokenizer` of the engine at {shown_url(spec.base_url)} in the topology",
         code="no_tokenizer",
     )

@@ -63,9 +63,10 @@ class EngineCall:
         heard: Callable[[list[int]], None] | None,
         recalled: asyncio.Event | None = None,
         chat: ModelRequest | None = None,
+        size: int | None = None,
     ) -> None:
         """`heard` is told of new ids as they come, where the engine streams them; `recalled` ends the call early;
-        `chat` is sent instead of the prompt to an engine that renders by itself."""
+        `chat` is sent instead of the prompt to an engine that renders by itself; ids from `size` on are no tokens."""
         self._engine = engine
         self._prompt = prompt
         self._sampling = sampling
@@ -76,6 +77,7 @@ class EngineCall:
         self._heard = heard
         self._recalled = recalled or asyncio.Event()
         self._chat = chat
+        self._size = size
         self.tries = 0
 
     async def once(self) -> Generation:
@@ -112,10 +114,20 @@ class EngineCall:
         async for item in self._engine.stream(self._prompt, self._sampling, request_id=request_id):
             if isinstance(item, Generation):
                 return item
+            self._known(item)
             self._heard(item)
         raise EngineError("the engine's stream ended without an answer", code="engine_cut")
 
+    def _known(self, ids: list[int]) -> None:
+        """Ids that the tokenizer lacks can be neither shown nor trained on."""
+        most = np.iinfo(np.int32).max if self._size is None else self._size - 1
+        if ids and not (all(type(token) is int for token in ids) and 0 <= min(ids) <= max(ids) <= most):
+            wrong = next(token for token in ids if type(token) is not int or not 0 <= token <= most)
+            message = f"the engine sampled token {wrong!r}, which its tokenizer does not have: is it that of its model?"
+            raise EngineError(message, code="engine_contract")
+
     def _checked(self, generation: Generation) -> Generation:
+        self._known(generation.output_ids)
         if self._chat is not None:
             return generation  # whatever the engine made of the messages is its prompt
         if generation.finish_reason == "abort" and not generation.output_ids:

@@ -47,6 +47,8 @@ class Caller:
     read_at: float = field(default_factory=time.monotonic)
     logprob_kind: str | None = None
     """Of which distribution the lane's engine gives log-probabilities, as its passport has it."""
+    task: str | None = None
+    """The trainer's name of the task."""
 
     def serves(self, model: str) -> bool:
         """Whether a call for a model of this name is answered: by default any is, and always by the policy."""
@@ -61,6 +63,7 @@ FIND = (
         cast(func.extract("epoch", RolloutSession.deadline_at - SESSION_CLOCK), Float).label("left"),
         RolloutSession.turns,
         RolloutSession.sampled_tokens,
+        Task.task_id.label("task"),
         Task.spec["sampling"].label("sampling"),
         Task.spec["max_turns"].label("max_turns"),
         Task.spec["max_session_tokens"].label("max_session_tokens"),

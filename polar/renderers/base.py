@@ -116,3 +116,7 @@ class Renderer(ABC):
     @abstractmethod
     def count(self, text: str) -> int:
         """Tokens of a plain text."""
+
+    def size(self) -> int | None:
+        """One more than the highest id that the tokenizer has; None if that is not known."""
+        return None

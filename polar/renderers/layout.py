@@ -33,6 +33,7 @@ class Vocabulary:
         self.added: dict[str, int] = {token["content"]: token["id"] for token in added}
         self.special: frozenset[str] = frozenset(token["content"] for token in added if token.get("special"))
         """Those of `added` that are the model's control tokens, by the tokenizer's own word."""
+        self._size: int | None = None
         self._plain = Tokenizer.from_str(orjson.dumps(data | {"added_tokens": [], "post_processor": None}).decode())
 
     def encode(self, parts: Iterable[str | int]) -> list[int]:
@@ -65,6 +66,12 @@ class Vocabulary:
     def decode(self, ids: list[int]) -> str:
         """The text of ids, specials spelled out."""
         return self._whole.decode(ids, skip_special_tokens=False)
+
+    def size(self) -> int:
+        """One more than the highest id."""
+        if self._size is None:
+            self._size = max(self._whole.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return self._size
 
 
 class Detokenizer:

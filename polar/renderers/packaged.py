@@ -129,6 +129,9 @@ class LibraryRenderer(Renderer):
     def decode(self, ids: list[int]) -> str:
         return self.vocabulary.decode(ids)
 
+    def size(self) -> int:
+        return self.vocabulary.size()
+
     def count(self, text: str) -> int:
         return len(self.vocabulary.plain(text))
 

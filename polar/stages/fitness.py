@@ -28,7 +28,7 @@ from polar.models import now
 from polar.registry import load
 from polar.spec import TaskRequest
 from polar.stages.base import Job
-from polar.topology import EngineSpec, LaneSpec
+from polar.topology import EngineSpec, LaneSpec, shown_url
 
 logger = logging.getLogger(__name__)
 FRESH = timedelta(minutes=5)
@@ -114,7 +114,7 @@ def unfit(passport: Mapping[str, Any], lane: LaneSpec, task: TaskRequest) -> str
     builder = builders.create(task.builder)
     if passport.get("scripted") or not builder.NEEDS_IDS:
         return None
-    where = f"lane {lane.name} ({passport['engine']} at {lane.engine.base_url})"
+    where = f"lane {lane.name} ({passport['engine']} at {shown_url(lane.engine.base_url)})"
     if not passport["ids_out"]:
         return (
             f"{where} gives no token ids, and builder {task.builder.strategy} makes traces of them: take a lane whose "

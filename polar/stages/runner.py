@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from polar import lanes, lifecycle, placement, policy, runtimes, tracing
-from polar.db import after_commit, transaction
+from polar.db import AWAY, after_commit, transaction
 from polar.dispatch import Dispatcher
 from polar.errors import EngineError, LostLeaseError, NodeError, RuntimeFault, SessionError
 from polar.leases import LeaseKeeper
@@ -34,6 +35,8 @@ DOWN_AFTER = 2
 """Looks in a row that find no engine, until the lane says so: one may meet a restart."""
 SWEEP_SECONDS = 30.0
 """Between looks for what no row names."""
+LOST = "lost"
+"""In place of a state: somebody else moved the session on, and this worker cannot say how it does."""
 
 
 @dataclass(slots=True)
@@ -68,53 +71,74 @@ class Lane:
         with self.leases.hold(session.id, session.attempt) as lost:
             place = (self.database, self.settings, self.node, self.spec)
             job = Job(session, task, *place, lost, clock, pauses.closed_for or 0.0)
-            says, error = "", None
+            says, state, error = "", LOST, None
             try:
                 outcome = STAGE_RUNS[stage](job)
                 says = outcome.says
-                self._advance(job, outcome)
+                state = self._settled(job, partial(self._advance, job, outcome))
             except LostLeaseError:
-                says = self._lost(job)
+                self._lost(job)
             except SessionError as failure:
                 error = failure
+            except AWAY as failure:
+                reason = str(failure.orig or failure).splitlines()[0]
+                error = NodeError(f"the database was away in {stage}: {reason}", code="database_down")
             except Exception as failure:  # noqa: BLE001 - a bug must end this session with a word, not hang it
                 logger.exception(line("stage broke", session=session.id, stage=stage))
                 error = NodeError(f"{stage} broke: {type(failure).__name__}: {failure}", code="bug", retryable=False)
             if error is not None:
-                says = self._failed(job, error)
-        spent = time.monotonic() - started
-        seconds = f"{spent:.2f}"
-        logger.info(
-            line(f"{stage}", task=task.task_id, session=session.id, lane=self.spec.name, seconds=seconds) + f" {says}"
-        )
-        facts = {"polar.task": task.task_id, "polar.lane": self.spec.name, "polar.node": self.node.id}
-        fault = error.code if error else ("lost" if says == "lost" else None)
-        tracing.stage(session.id, session.attempt, stage.value, spent, facts, fault)
+                state = self._settled(job, partial(self._failed, job, error))
+        self._tell(job, stage, state, time.monotonic() - started, says, error)
         self._after(stage, went_on=error is None)
-        return error is None and says != "lost"
+        return error is None and state != LOST
 
-    def _advance(self, job: Job, outcome: Outcome) -> None:
-        """The work is done: a database that is away is waited for as long as the lease holds."""
+    def _tell(self, job: Job, stage: Stage, state: str, seconds: float, says: str, error: SessionError | None) -> None:
+        """The one line and the one span of a stage that ended."""
+        told = line(
+            "stage",
+            task=job.task.task_id,
+            session=job.session.id,
+            stage=stage.value,
+            lane=self.spec.name,
+            attempt=job.session.attempt,
+            state=state,
+            seconds=round(seconds, 3),
+            blame=error.blame if error else None,
+            code=error.code if error else None,
+            says=error.message if error else says or None,
+        )
+        logger.info(told)
+        facts = {"polar.task": job.task.task_id, "polar.lane": self.spec.name, "polar.node": self.node.id}
+        fault = error.code if error else (LOST if state == LOST else None)
+        tracing.stage(job.session.id, job.session.attempt, stage.value, seconds, facts, fault)
+
+    def _settled(self, job: Job, move: Callable[[], str]) -> str:
+        """What the stage's last move says; a database that is away is waited for as long as the lease holds."""
         while True:
             try:
-                with transaction(self.database) as db:
-                    session = db.merge(job.session, load=False)
-                    if lifecycle.advance(db, session, **outcome.values) is None:
-                        after_commit(db, partial(self.clean, session))
-                    return
-            except OperationalError as error:
-                logger.warning(line("could not advance yet", session=job.session.id, error=type(error).__name__))
+                return move()
+            except AWAY as error:
+                logger.warning(line("could not move on yet", session=job.session.id, error=type(error).__name__))
                 if job.cancelled.wait(AGAIN_SECONDS):
-                    raise LostLeaseError(f"session {job.session.id}: the lease ran out without the database") from error
+                    return LOST
+
+    def _advance(self, job: Job, outcome: Outcome) -> str:
+        """How the session does then."""
+        with transaction(self.database) as db:
+            session = db.merge(job.session, load=False)
+            if lifecycle.advance(db, session, **outcome.values) is None:
+                after_commit(db, partial(self.clean, session))
+            return session.state
 
     def _lost(self, job: Job) -> str:
         """Nothing to write, unless it was this process that is being stopped: then the session is given back."""
         if self.leases.stopping.is_set():
-            with suppress(LostLeaseError), transaction(self.database) as db:
+            with suppress(LostLeaseError, *AWAY), transaction(self.database) as db:
                 lifecycle.release(db, db.merge(job.session, load=False))
-        return "lost"
+        return LOST
 
     def _failed(self, job: Job, error: SessionError) -> str:
+        """How the session does then."""
         if job.cancelled.is_set():
             return self._lost(job)  # what a stage that was stopped says is no finding of its own
         try:
@@ -131,8 +155,8 @@ class Lane:
                 else:
                     after_commit(db, partial(self.clean, session))
         except LostLeaseError:
-            return "lost"
-        return f"{session.state} blame={error.blame} code={error.code}: {error.message}"
+            return LOST
+        return session.state
 
     def _after(self, stage: Stage, *, went_on: bool) -> None:
         """A stage that ended made room: take what waits for it. A session that goes on to execute left none."""
@@ -209,7 +233,7 @@ class Lane:
                 logger.warning(line("runtime not removed yet", session=leftover.session_id, cause=fault.message))
                 continue
             with transaction(self.database) as db:
-                lanes.swept(db, leftover.id)
+                lanes.taken_away(db, leftover.id)
         if time.monotonic() - self.swept_at > SWEEP_SECONDS:
             self.swept_at = time.monotonic()
             left_over.sweep(self.database, self.settings, self.node.id)

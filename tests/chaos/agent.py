@@ -13,9 +13,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from typing import Any
 
 TURNS = 3
+ME = uuid.uuid4().hex[:12]
+"""Of this process: in sandboxes, all have the same number."""
 PAUSES = (0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 4.0, 4.0, 4.0)
 
 
@@ -39,14 +42,23 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
     raise AssertionError("the last round returns or raises")
 
 
+def note(turn: int, answer: dict[str, Any]) -> None:
+    """Keep what was seen where the suite finds it: in a folder, or behind an address where no folder is shared."""
+    where, name = os.environ["CHAOS_SEEN"], f"{os.environ['SESSION_ID']}.{ME}.jsonl"
+    text = json.dumps({"turn": turn, "id": answer["id"]}) + "\n"
+    if where.startswith("http"):
+        urllib.request.urlopen(urllib.request.Request(f"{where}{name}", text.encode()), timeout=60).close()
+    else:
+        with open(os.path.join(where, name), "a", encoding="utf-8") as file:
+            file.write(text)
+
+
 def main() -> None:
     """Count to three."""
-    seen = os.path.join(os.environ["CHAOS_SEEN"], f"{os.environ['SESSION_ID']}.{os.getpid()}.jsonl")
     messages: list[dict[str, Any]] = [{"role": "user", "content": os.environ["INSTRUCTION"]}]
     for turn in range(TURNS):
         answer = ask(messages)
-        with open(seen, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"turn": turn, "id": answer["id"]}) + "\n")
+        note(turn, answer)
         messages += [answer["choices"][0]["message"], {"role": "user", "content": f"and after {turn}?"}]
 
 

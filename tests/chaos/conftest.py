@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from polar.embedded import free_port
-from tests.chaos import table
+from tests.chaos import arrangements, table
 from tests.chaos.scene import Scene, receiver
 
 ALL = os.environ.get("POLAR_TEST_CHAOS") == "all"
@@ -19,12 +18,18 @@ ALL = os.environ.get("POLAR_TEST_CHAOS") == "all"
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """The system that is killed piece by piece."""
-    with receiver() as callbacks:
-        found = Scene(tmp_path_factory.mktemp("chaos"), free_port(), free_port(), callbacks)
+    folder = tmp_path_factory.mktemp("chaos")
+    (folder / "seen").mkdir()
+    with receiver(folder / "seen") as callbacks:
+        found = Scene(folder, free_port(), free_port(), callbacks)
         found.start()
-        yield found
-        found.process.send_signal(signal.SIGINT)
-        assert found.process.wait(60) == 0, found.log()
+        try:
+            yield found
+            assert found.stop() == 0, found.log()
+        finally:
+            if found.process.poll() is None:
+                found.process.kill()
+            arrangements.tidy(found)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

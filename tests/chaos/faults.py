@@ -6,16 +6,22 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import redis
 
 from polar.runtimes import tree
-from tests.chaos.scene import Scene, environ, until, words
+from tests.chaos import arrangements
+from tests.chaos.scene import Scene, environ, program, until, variables, words
+from tests.fakes.garbage import KINDS, Garbage, garbage
 
 Act = Callable[[Scene, list[str]], None]
 SOON = 30.0
+HELD_SECONDS = 5.0
+ENDING = ("no ids", "another prompt")
+"""Nonsense that ends a session, for the lane is set up wrong and must not be trained on: it says so at once."""
 
 
 def nothing(scene: Scene, names: list[str]) -> None:
@@ -36,6 +42,12 @@ class Fault:
     """The service that is hit: looked for beforehand, since a stage may be over in milliseconds."""
     ends_agents: int = 0
     """Agents that it ends for good: their sessions end with what they have."""
+    backend: str = "local"
+    """The runtime that the sessions live in."""
+    arrangement: str = ""
+    """What has to be arranged beforehand, by its name in `arrangements`."""
+    unnoticed: bool = False
+    """Nothing may be tried again because of it."""
 
     @property
     def id(self) -> str:
@@ -77,9 +89,84 @@ def empty_and_kill_broker(scene: Scene, names: list[str]) -> None:
     kill(scene, "valkey-server")
 
 
+def an_agent(scene: Scene) -> int:
+    """One that is at work."""
+    return until(scene.agents, SOON, lambda: "no agent runs")[0]
+
+
 def kill_agent(scene: Scene, names: list[str]) -> None:
     """SIGKILL one agent."""
-    os.kill(until(scene.agents, SOON, lambda: "no agent runs")[0], signal.SIGKILL)
+    os.kill(an_agent(scene), signal.SIGKILL)
+
+
+def kill_tree(scene: Scene, names: list[str]) -> None:
+    """SIGKILL every process of one session at once."""
+    session = variables(an_agent(scene))["SESSION_ID"]
+    for pid in [pid for pid in tree.processes() if variables(pid).get("SESSION_ID") == session]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def kill_init(scene: Scene, names: list[str]) -> None:
+    """SIGKILL the first process inside one agent's sandbox, with which the kernel ends all the others there."""
+    found, pid = tree.processes(), an_agent(scene)
+    while program(pid) != "bwrap":
+        pid = found[pid].parent
+    os.kill(pid, signal.SIGKILL)
+
+
+def hang_engine(scene: Scene, names: list[str]) -> None:
+    """SIGSTOP the engine, which then takes connections and says nothing, and let it go on."""
+    pid = scene.pid("engine")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(HELD_SECONDS)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def listening(port: int) -> Iterator[Garbage]:
+    """The engine of nonsense on a port that may be taken for a moment yet."""
+    end = time.monotonic() + SOON
+    while True:
+        try:
+            with garbage(port, kinds=tuple(kind for kind in KINDS if kind not in ENDING)) as made:
+                yield made
+                return
+        except OSError:
+            assert time.monotonic() < end, f"port {port} is not free"
+            time.sleep(0.01)
+
+
+def garble_engine(scene: Scene, names: list[str]) -> None:
+    """Put one in its place that answers nonsense, of each kind once or more, and then let it come back."""
+    said = words(scene.pid("engine"))
+    os.kill(scene.pid("engine"), signal.SIGKILL)
+    port = int(said[said.index("--port") + 1])
+    with listening(port) as made:
+        until(lambda: len(made.told) >= 2 * len(KINDS), SOON, lambda: f"only {made.told}")
+
+
+def fill_disk(scene: Scene, names: list[str]) -> None:
+    """Leave no byte on the disk of Postgres, and make room again after a while."""
+    with arrangements.full_disk(scene):
+        time.sleep(HELD_SECONDS)
+
+
+def fill_disk_to_death(scene: Scene, names: list[str]) -> None:
+    """The same, until Postgres cannot even log and gives up."""
+    pid = scene.pid("postgres")
+    with arrangements.full_disk(scene):
+        until(lambda: arrangements.write_log(scene) or scene.pid("postgres") != pid, SOON, lambda: "Postgres lives on")
+        time.sleep(HELD_SECONDS)
+
+
+def set_clock(scene: Scene, names: list[str]) -> None:
+    """An hour ahead, then two back, for every process of Polar; the database's own stays."""
+    for offset in ("+3600", "-3600"):
+        arrangements.set_clock(scene, offset)
+        time.sleep(2.0)
 
 
 def kill_up(scene: Scene, names: list[str]) -> None:
@@ -119,7 +206,11 @@ FAULTS = [
     Fault("Postgres", "prewarm", target="postgres"),
     Fault("Postgres", "execute", target="postgres"),
     Fault("engine", "execute", target="engine"),
+    Fault("engine hangs for 5 s", "execute", hang_engine),
+    Fault("engine answers nonsense", "execute", garble_engine),
     Fault("one agent", "execute", kill_agent, ends_agents=1),
+    Fault("one agent's whole tree", "execute", kill_tree, ends_agents=1),
+    Fault("one sandbox's init", "execute", kill_init, ends_agents=1, backend="bubblewrap"),
     Fault("API, proxy, worker, beat and engine", "execute", kill_all),
     Fault("`polar up`", "execute", kill_up),
     Fault("API", "submit", target="api"),
@@ -132,4 +223,7 @@ FAULTS = [
     Fault("worker", "evaluate", target="worker"),
     Fault("worker stopped, then back", "execute", freeze_worker),
     Fault("beat", "execute", target="beat"),
+    Fault("clock set 1 h ahead, then 2 h back", "execute", set_clock, arrangement="own clock", unnoticed=True),
+    Fault("disk of Postgres full for 5 s", "execute", fill_disk, arrangement="small disk"),
+    Fault("disk full until Postgres dies", "execute", fill_disk_to_death, arrangement="small disk"),
 ]

@@ -47,8 +47,7 @@ class Seen:
 def check(scene: Scene, fault: Fault | None, names: list[str]) -> Seen:
     """Check every promise for these tasks. Raises AssertionError."""
     until(lambda: not scene.left_behind(), CLEAN_SECONDS, lambda: f"left behind: {scene.left_behind()}")
-    # A runtime is crossed off just after it is gone.
-    until(lambda: not scene.named_runtimes(names), CLEAN_SECONDS, lambda: f"named: {scene.named_runtimes(names)}")
+    until(lambda: not scene.unclean(names), CLEAN_SECONDS, lambda: "rows still name runtimes")
     sessions = scene.read(lambda db: _ended_once(db, names))
     partial = sum((each.agent_exit or {}).get("state") != "completed" for each in sessions)
     assert partial == (fault.ends_agents if fault else 0), [(each.id, each.agent_exit, each.error) for each in sessions]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -25,11 +26,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from polar.db import connect
+from polar.embedded import free_port
 from polar.models import RolloutSession, SessionEvent, Task
 from polar.runtimes import tree
 
 T = TypeVar("T")
 AGENT = Path(__file__).with_name("agent.py")
+NOTES = "/notes/"
 TASKS, SAMPLES = 4, 4
 LATENCY_SECONDS = 0.6
 START_SECONDS = 90.0
@@ -73,6 +76,14 @@ def environ(pid: int) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
+def variables(pid: int) -> dict[str, str]:
+    """The same; none once it has ended."""
+    try:
+        return environ(pid)
+    except OSError:
+        return {}
+
+
 def until(what: Callable[[], T], seconds: float, why: Callable[[], str] = str, pause: float = 0.05) -> T:
     """The first true answer of `what`; a service that is away has not answered yet."""
     end = time.monotonic() + seconds
@@ -96,13 +107,17 @@ class Receiver:
 
 
 @contextmanager
-def receiver() -> Iterator[Receiver]:
-    """One that listens."""
+def receiver(seen: Path) -> Iterator[Receiver]:
+    """One that listens, also for the notes of agents that share no folder with it: those go to `seen`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:  # noqa: N802 - the library's name
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            found.bodies.append((self.headers["X-Polar-Event"], body))
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path.startswith(NOTES):
+                with (seen / Path(self.path).name).open("ab") as file:
+                    file.write(data)
+            else:
+                found.bodies.append((self.headers["X-Polar-Event"], json.loads(data)))
             self.send_response(204)
             self.end_headers()
 
@@ -123,10 +138,11 @@ class Scene:
     def __init__(self, folder: Path, port: int, proxy_port: int, callbacks: Receiver) -> None:
         self.folder, self.home, self.seen = folder, folder / "home", folder / "seen"
         self.port, self.proxy_port, self.callbacks = port, proxy_port, callbacks
-        self.seen.mkdir()
+        self.seen.mkdir(exist_ok=True)
         (folder / "script.json").write_text(json.dumps(SCRIPT))
-        self.usual_seconds = 0.0
-        """From the first submit to the last end, without a fault."""
+        self.env: dict[str, str] = {}
+        """Variables of `polar up`, and so of all its processes but the servers that are not Polar's."""
+        self.arrangement = ""
         self.process: subprocess.Popen[bytes]
         self._database: Engine | None = None
 
@@ -145,6 +161,8 @@ class Scene:
             assert time.monotonic() < end, self.log()
             if self.process.poll() is not None:
                 time.sleep(0.5)
+                if self._database is None:  # nobody knows it yet: another program took a port that was free
+                    self.port, self.proxy_port = free_port(), free_port()
                 self._launch()
         if self._database is not None:
             self._database.dispose()
@@ -158,9 +176,14 @@ class Scene:
     def _launch(self) -> None:
         flags = ["--home", str(self.home), "--port", str(self.port), "--proxy-port", str(self.proxy_port)]
         argv = [sys.executable, "-m", "polar", "up", *flags, "--script", str(self.folder / "script.json")]
-        env = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
+        env = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")} | self.env
         with (self.folder / "up.log").open("ab") as log:
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=env, cwd=self.folder)
+
+    def stop(self) -> int:
+        """Stop it as Ctrl-C does; its exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(60)
 
     def log(self) -> str:
         """The end of what `polar up` said."""
@@ -178,11 +201,12 @@ class Scene:
         return 0
 
     def agents(self) -> list[int]:
-        """The agents that run now."""
-        mine = str(self.seen)
+        """The agents that run now and have seen an answer."""
+        started = {path.name.partition(".")[0] for path in self.seen.glob("*.jsonl")}
         found = []
         for pid in tree.processes():
-            if words(pid)[1:2] == [str(AGENT)] and environ(pid).get("CHAOS_SEEN") == mine:
+            said = words(pid)[1:2]
+            if said and said[0].endswith(AGENT.name) and variables(pid).get("SESSION_ID") in started:
                 found.append(pid)
         return found
 
@@ -194,27 +218,28 @@ class Scene:
         return [f"{pid} {' '.join(words(pid))[:120]}" for pid in inside] + folders
 
     def _is_of_a_session(self, pid: int, spaces: Path) -> bool:
-        try:
-            given = environ(pid)
-        except OSError:
-            return False
-        return tree.RUNTIME_MARK in given and given.get("SESSION_DIR", "").startswith(str(spaces))
+        return variables(pid).get(tree.RUNTIME_MARK, "").startswith(str(spaces))
 
     # ── tasks ──────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self) -> str:
+    def submit(self, backend: str = "local") -> str:
         """Post one task, again until it is acknowledged; its name."""
+        shared = backend == "local"
+        start = AGENT if shared else AGENT.name
+        where = str(self.seen) if shared else self.callbacks.url.rstrip("/") + NOTES
+        upload = {"type": "upload_file", "source": str(AGENT), "target": AGENT.name}
+        nap = {"type": "exec", "command": "sleep 0.3"}
         name = f"chaos-{uuid.uuid4().hex[:8]}"
         body = {
             "task_id": name,
             "instruction": f"Count for {name}.",
             "num_samples": SAMPLES,
             "timeout_seconds": 240,
-            "agent": {"harness": "shell", "custom_shell": {"command": f"exec {sys.executable} {AGENT}"}},
+            "agent": {"harness": "shell", "custom_shell": {"command": f"exec {sys.executable} {start}"}},
             "runtime": {
-                "backend": "local",
-                "env": {"CHAOS_SEEN": str(self.seen)},
-                "prepare": [{"type": "exec", "command": "sleep 0.3"}],
+                "backend": backend,
+                "env": {"CHAOS_SEEN": where},
+                "prepare": [nap] if shared else [upload, nap],
             },
             "builder": {"strategy": "prefix_merging"},
             "evaluator": {"strategy": "command", "config": {"command": "sleep 0.3"}},
@@ -244,8 +269,8 @@ class Scene:
         query = select(func.count()).select_from(RolloutSession).join(Task).where(Task.task_id.in_(names))
         return self.read(lambda db: db.scalar(query.where(RolloutSession.ended_at.is_(None))) or 0)
 
-    def named_runtimes(self, names: list[str]) -> int:
-        """Sessions of these tasks whose rows still name a runtime."""
+    def unclean(self, names: list[str]) -> int:
+        """Sessions of these tasks whose runtimes are not noted as gone."""
         query = select(func.count()).select_from(RolloutSession).join(Task).where(Task.task_id.in_(names))
         return self.read(lambda db: db.scalar(query.where(RolloutSession.runtimes != {})) or 0)
 

@@ -195,7 +195,7 @@ def test_a_session_of_a_node_that_is_gone_begins_again_elsewhere(database: Engin
         (left,) = lanes.left_behind(db, "a")
         assert (left.session_id, left.handle) == (session_id, {"workspace": "/there"})
         assert lanes.left_behind(db, "b") == []
-        lanes.swept(db, left.id)
+        lanes.taken_away(db, left.id)
         assert not db.scalars(select(Leftover)).all()
     with pytest.raises(LostLeaseError), transaction(database) as db:
         lifecycle.advance(db, db.merge(old, load=False))

@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import Engine, select, update
 
 from polar import lanes, lifecycle, placement, policy, queries
-from polar.clock import Pauses, SessionClock
 from polar.db import transaction
 from polar.leases import LeaseKeeper
 from polar.lifecycle import Stage, State
 from polar.models import Policy, RolloutSession, now
 from polar.recording import open_session
 from polar.runtimes.base import Limits
+from polar.session_clock import Pauses, SessionClock
 from polar.settings import Settings
 from polar.spec import RuntimeSpec
 from polar.stages.base import Job

@@ -400,3 +400,42 @@ def test_slow_clients_do_not_hold_the_proxy(database_url: str, session_id: str) 
             assert half.recv(1000).startswith(b"HTTP/1.1 408")
         for each in slow:
             each.close()
+
+
+# Engines
+
+
+def test_an_engines_password_is_not_shown(
+    database: Engine, proxy: str, api: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that stands in a lane's base_url stays in the lane: not in errors, nor in the log, nor in `GET /nodes`."""
+    caplog.set_level("DEBUG")
+    secret = "hush-hush"
+    open_session(database, f"http://me:{secret}@127.0.0.1:9")
+    body = {"model": "m", "messages": [USER]}
+    answer = httpx.post(f"{proxy}/v1/chat/completions", json=body, headers={"api-key": KEY}, timeout=20)
+    assert answer.status_code == 503 and "http://***@127.0.0.1:9" in answer.text
+    assert secret not in answer.text
+    shown = api.get("/nodes").text
+    assert "***@127.0.0.1:9" in shown and secret not in shown
+    assert holding(database, secret) == ["lanes.engine"]
+    assert [record.getMessage() for record in caplog.records if secret in record.getMessage()] == []
+
+
+def test_an_undeclared_body_has_the_same_limit(database: Engine, database_url: str) -> None:
+    """A body in chunks, whose length nobody declared, is refused by API and proxy once it is too long."""
+
+    def chunks() -> Iterator[bytes]:
+        yield b'{"instruction": "'
+        for _ in range(40):
+            yield b" " * 100_000
+
+    port = free_port()
+    argv = [sys.executable, "-m", "gunicorn", "--no-control-socket", "workers.api:app", "--threads", "2"]
+    argv += ["-k", "workers.serving.patience.Worker", "-b", f"127.0.0.1:{port}", "--log-level", "error"]
+    settings = {"POLAR_DATABASE_URL": database_url, "POLAR_MAX_BODY_MB": "1"}
+    with process(argv, f"http://127.0.0.1:{port}/healthz", settings):
+        url = f"http://127.0.0.1:{port}/rollout/task/submit"
+        answer = httpx.post(url, content=chunks(), headers={"X-API-Key": made(database)}, timeout=20)
+        assert answer.status_code == 413, answer.text
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200

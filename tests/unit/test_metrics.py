@@ -120,7 +120,8 @@ def test_each_attempt_at_a_stage_is_a_span_of_its_own(spans: InMemorySpanExporte
 
 def test_processes_of_one_proxy_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named after their master; what dead masters left goes, what others count stays."""
-    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # noted, so that what `share` sets ends with this test
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR")
     gone = subprocess.Popen(["true"])
     gone.wait()
     settings = Settings(home=str(tmp_path))
