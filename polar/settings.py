@@ -39,6 +39,8 @@ class Settings:
     """`required`: the REST API wants a key. `open`: it does not; for a machine of one's own."""
     control_token: str = ""
     """Shared secret of calls between Polar's own processes."""
+    pages_secret: str = ""
+    """Secret that signs the pages' logins. Empty: made from the control token; without one, a restart ends logins."""
     webhook_secret: str = ""
     """Secret that signs callbacks. Empty: they are not signed; `polar up` makes one."""
     callback_allow: str = ""
@@ -55,6 +57,8 @@ class Settings:
     """Threads of the API."""
     proxy_processes: int = 1
     """Event-loop processes of a node's proxy."""
+    flower_port: int = 5555
+    """Port on which `polar flower` listens, on this machine only; the pages lead there."""
     worker_threads: int = 16
     """Stages that one worker runs at once, unless -c says otherwise."""
     log_level: str = "INFO"

@@ -10,9 +10,9 @@ LAYERS: list[set[str]] = [
     {"spec", "messages", "dispatch", "settings", "topology", "registry", "log", "errors", "nesting", "__init__"}
     | {"metrics", "tracing", "spans"},
     {"lifecycle", "placement", "recording", "models", "db", "lanes", "leases", "queries", "keys"}
-    | {"admission", "bodies", "embedded", "fleet", "policy", "staleness", "tiny_engine"},
+    | {"admission", "bodies", "embedded", "fleet", "listing", "policy", "staleness", "tiny_engine"},
     {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards", "scoring"},
-    {"stages", "delivery", "sweep"},
+    {"stages", "delivery", "sweep", "slices"},
     {"cli", "api", "admin", "proxy", "__main__"},
 ]
 FAMILIES = {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers"}

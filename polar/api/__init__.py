@@ -12,6 +12,7 @@ import orjson
 from flask import Flask
 from flask.json.provider import JSONProvider
 
+from polar import admin
 from polar.api import auth, metrics, nodes, policy, problems, recorder, results, sessions, tasks
 from polar.db import connect
 from polar.dispatch import Dispatcher
@@ -45,4 +46,5 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> Flask:
     app.register_blueprint(nodes.blueprint)
     app.register_blueprint(policy.blueprint)
     metrics.register(app)
+    admin.register(app)
     return app
