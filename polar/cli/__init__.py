@@ -10,8 +10,10 @@ import click
 
 from polar import __version__
 from polar.cli.client import cancel, status, submit
+from polar.cli.dashboard import dashboard
 from polar.cli.demo import demo
 from polar.cli.doctor import doctor
+from polar.cli.flower import flower
 from polar.cli.parity import parity
 from polar.cli.policy import pause, policy, resume
 from polar.cli.replay import replay
@@ -45,5 +47,5 @@ def main() -> None:
 
 
 CLIENTS = (submit, status, cancel, results, policy, pause, resume, replay)
-for command in (up, demo, *CLIENTS, doctor, parity, serve_rollout, serve_gateway, serve_engine):
+for command in (up, demo, dashboard, flower, *CLIENTS, doctor, parity, serve_rollout, serve_gateway, serve_engine):
     main.add_command(command)

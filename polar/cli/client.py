@@ -33,6 +33,7 @@ class Client:
     def __init__(self, url: str, key: str | None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.url = url
+        self.key = key
         self._http = httpx.Client(base_url=url, headers=headers, timeout=90.0)
 
     def call(self, method: str, path: str, **options: Any) -> Any:
