@@ -53,7 +53,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     running = start(tmp_path_factory.mktemp("pages") / "home", free_port(), free_port())
     running.run(example("tool_lookup", task_id="lookup", num_samples=4, metadata={"group_id": "step-1"}))
     running.run(shell("echo no call is made; exit 3", task_id="broken", lanes=["gpu0"]))
-    running.submit(shell("sleep 60", task_id="waiting", num_samples=6))
+    running.submit(shell("sleep 900", task_id="waiting", num_samples=6, timeout_seconds=900))
     yield running
     running.http.delete("/rollout/task/waiting")
     running.process.send_signal(2)
