@@ -10,6 +10,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from polar import keys
+from polar.admin.login import OPEN_ENDPOINTS
 from polar.db import transaction
 from polar.models import ApiKey, Node, Policy, RolloutSession, Task
 from tests.admin.conftest import Browser, key_with
@@ -39,6 +40,18 @@ def test_a_stranger_sees_the_login_alone(stranger: Browser, story: dict[str, str
     fragment = stranger.get("/admin/live/overview", headers={"HX-Request": "true"})
     assert (fragment.status_code, fragment.headers["HX-Redirect"]) == (401, "/admin/login")
     assert all(stranger.get(path).location.endswith("/admin/") for path in ("/", "/admin"))
+
+
+def test_every_route_of_the_pages_leads_a_stranger_to_the_login(app: Flask, stranger: Browser) -> None:
+    """Each page, with every word of its address filled in, and none that was forgotten."""
+    rules = [rule for rule in app.url_map.iter_rules() if rule.endpoint.startswith("admin.")]
+    shown = [rule for rule in rules if rule.endpoint not in OPEN_ENDPOINTS and "GET" in (rule.methods or ())]
+    for rule in shown:
+        path = re.sub(r"<uuid:\w+>", "12345678-1234-5678-1234-567812345678", rule.rule)
+        path = re.sub(r"<(?:path:)?\w+>", "x", re.sub(r"<int:\w+>", "1", path))
+        answer = stranger.get(path)
+        assert (answer.status_code, answer.location.split("?")[0]) == (303, "/admin/login"), path
+    assert len(shown) > 30
 
 
 def test_logging_in(stranger: Browser, database: Engine) -> None:
