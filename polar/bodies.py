@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import zstandard
-from sqlalchemy import select
+from sqlalchemy import literal, select
 from sqlalchemy.orm import Session
 
 from polar.models import Completion
@@ -101,16 +101,13 @@ class Bodies:
 
 
 def request_of(db: Session, completion_id: str) -> bytes:
-    """The request of one completion, put together from as many rows as it takes."""
-    blobs: list[bytes] = []
-    wanted: str | None = completion_id
-    while wanted is not None:
-        blob, base = db.execute(
-            select(Completion.request, Completion.parsed["base"].as_string()).where(Completion.id == wanted)
-        ).one()
-        blobs.append(blob)
-        wanted = base
-    return joined(blobs)
+    """The request of one completion, put together from as many rows as it takes, read in one query."""
+    base = Completion.parsed["base"].as_string()
+    first = select(Completion.request, base.label("base"), literal(0).label("depth"))
+    chain = first.where(Completion.id == completion_id).cte("chain", recursive=True)
+    following = select(Completion.request, base, chain.c.depth + 1).where(Completion.id == chain.c.base)
+    chain = chain.union_all(following)
+    return joined(list(db.scalars(select(chain.c.request).order_by(chain.c.depth))))
 
 
 def joined(blobs: list[bytes]) -> bytes:

@@ -54,6 +54,11 @@ class Task(Model):
         Index("tasks_open", "key_id", postgresql_where=text("ended_at IS NULL")),
         Index("tasks_group", "group_id", postgresql_where=text("group_id IS NOT NULL")),
         Index("tasks_repeated", "idempotency_key", postgresql_where=text("idempotency_key IS NOT NULL")),
+        # Of the pages: each filter and order of a list that goes on from where the last page ended.
+        Index("tasks_by_name", text('(task_id COLLATE "C")'), "id"),
+        Index("tasks_by_state", "state", "created_at", "id"),
+        Index("tasks_by_harness", text("(spec->'agent'->>'harness')"), "created_at", "id"),
+        Index("tasks_by_evaluator", text("(spec->'evaluator'->>'strategy')"), "created_at", "id"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
@@ -100,6 +105,15 @@ class RolloutSession(Model):
             "ended_at",
             "id",
             postgresql_where=text("ended_at IS NOT NULL AND feed_number IS NULL"),
+        ),
+        Index("sessions_newest", "created_at", "id"),
+        Index(
+            "sessions_ended_as",
+            "state",
+            "ended_at",
+            "id",
+            postgresql_include=["reward", "sampled_tokens"],
+            postgresql_where=text("ended_at IS NOT NULL"),
         ),
     )
 

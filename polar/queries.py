@@ -71,6 +71,11 @@ def trajectories_of(db: Session, ids: Sequence[str]) -> dict[str, tuple[Trajecto
     return found
 
 
+def trajectory_of(db: Session, session_id: str) -> TrajectoryRow | None:
+    """The trajectory without its traces; None if none was built."""
+    return db.get(TrajectoryRow, session_id)
+
+
 def events_of(db: Session, session_id: str) -> Sequence[SessionEvent]:
     return db.scalars(select(SessionEvent).where(SessionEvent.session_id == session_id).order_by(SessionEvent.id)).all()
 

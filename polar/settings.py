@@ -37,6 +37,8 @@ class Settings:
     """Port of the node's proxy."""
     auth: str = "required"
     """`required`: the REST API wants a key. `open`: it does not; for a machine of one's own."""
+    pages_secret: str = ""
+    """Secret that signs the pages' logins. Empty: this process makes its own, and its end ends logins."""
     webhook_secret: str = ""
     """Secret that signs callbacks. Empty: they are not signed; `polar up` makes one."""
     callback_allow: str = ""
@@ -55,6 +57,8 @@ class Settings:
     """Threads of the API."""
     proxy_processes: int = 1
     """Event-loop processes of a node's proxy."""
+    flower_port: int = 5555
+    """Port on which `polar flower` listens, on this machine only; the pages lead there."""
     worker_threads: int = 16
     """Stages that one worker runs at once, unless -c says otherwise."""
     prepared_states: int = 16

@@ -10,9 +10,9 @@ LAYERS: list[set[str]] = [
     {"spec", "messages", "dispatch", "settings", "topology", "registry", "log", "errors", "nesting", "__init__"}
     | {"metrics", "tracing", "spans", "clock", "session_clock", "statements", "client"},
     {"lifecycle", "placement", "recording", "models", "db", "lanes", "leases", "queries", "keys", "rehoming"}
-    | {"admission", "bodies", "embedded", "fleet", "policy", "staleness", "tiny_engine", "weights"},
+    | {"admission", "bodies", "embedded", "fleet", "listing", "policy", "staleness", "tiny_engine", "weights"},
     {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards", "scoring"},
-    {"stages", "delivery", "sweep", "trainers"},
+    {"stages", "delivery", "sweep", "slices", "trainers"},
     {"cli", "api", "admin", "proxy", "__main__"},
 ]
 FAMILIES = {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers"}

@@ -12,6 +12,7 @@ import orjson
 from flask import Flask
 from flask.json.provider import JSONProvider
 
+from polar import admin
 from polar.api import auth, metrics, nodes, openapi, policy, problems, recorder, results, sessions, tasks, weights
 from polar.db import connect
 from polar.dispatch import Dispatcher
@@ -47,4 +48,5 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> Flask:
     app.register_blueprint(weights.blueprint)
     app.register_blueprint(openapi.blueprint)
     metrics.register(app)
+    admin.register(app)
     return app

@@ -15,7 +15,10 @@ from polar.db import transaction
 from polar.errors import AuthError
 
 ADMIN_PATHS = ("/nodes", "/rollout/policy", "/rollout/pause", "/rollout/resume")
-OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz", "/openapi.json", "/", "/admin"})
+"""What tells nothing of the work; the last two only lead to the pages."""
+PAGES = "admin"
+"""The blueprint of the pages, which have a login of their own."""
 
 
 class ForbiddenError(AuthError):
@@ -45,11 +48,11 @@ def caller() -> uuid.UUID | None:
 
 
 def register(app: Flask) -> None:
-    """Check every request but those to OPEN_PATHS."""
+    """Check every request but those to OPEN_PATHS and to the pages."""
 
     @app.before_request
     def _check() -> None:
-        if request.path in OPEN_PATHS or current_app.config["POLAR"].auth == "open":
+        if request.path in OPEN_PATHS or request.blueprint == PAGES or current_app.config["POLAR"].auth == "open":
             return
         key = sent_key()
         if not key:

@@ -18,6 +18,8 @@ from polar.errors import PolarError
 COMMANDS = {
     "up": "up",
     "demo": "demo",
+    "dashboard": "dashboard",
+    "flower": "flower",
     "submit": "client",
     "status": "client",
     "cancel": "client",

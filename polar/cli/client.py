@@ -30,6 +30,7 @@ class Client(polar.client.Client):
     """The client for a terminal: it gives up at once, and says what to do next in a click.ClickException."""
 
     def __init__(self, url: str, key: str | None, *, retry: Retry = NO_RETRY) -> None:
+        self.key = key
         super().__init__(url, key, timeout=90.0, retry=retry)
 
     def call(

@@ -40,8 +40,12 @@ def serve_rollout(config: Path) -> None:
     settings = _settings(config)
     topology = load_topology(config)
     settings = replace(settings, host=topology.rollout.host, port=topology.rollout.port)
+    secret = settings.pages_secret or services.secret_file(settings.home_path / "pages_secret")
+    settings = replace(settings, pages_secret=secret)
     key = prepare_database(settings)
-    ready = lambda: console.print(f"API {topology.rollout.url}   key {key}", soft_wrap=True)  # noqa: E731
+    ready = lambda: console.print(  # noqa: E731
+        f"API {topology.rollout.url}   key {key}\npages {topology.rollout.url}/admin/", soft_wrap=True
+    )
     Supervisor([services.api(settings), services.beat(settings)]).run_forever(on_ready=ready)
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 import migrations
 from polar import keys, log
 from polar.cli import services
+from polar.cli.dashboard import login_link
 from polar.db import connect, transaction
 from polar.embedded import (
     EmbeddedBroker,
@@ -29,10 +30,13 @@ from polar.embedded import (
     free_port,
     require_free_port,
 )
+from polar.embedded.files import write_private
 from polar.settings import Settings
 from polar.spec import RuntimeSpec
 from polar.topology import EngineSpec, GatewaySpec, LaneSpec, NodeSpec, RolloutSpec, Topology, load_topology, shown_url
 
+BROKER_URL = "broker_url"
+"""File of the home folder that says where the embedded broker is: for `polar flower`, which is no part of `up`."""
 ENGINE_PORT = 8199
 """Where the tiny engine listens if nobody else does; the scripted one prefers the next port."""
 console = Console(stderr=True, highlight=False)
@@ -87,8 +91,9 @@ def make_plan(settings: Settings, topology_path: Path | None, script: Path | Non
     effective = home / "topology.yaml"
     home.mkdir(parents=True, exist_ok=True)
     effective.write_text(yaml.safe_dump(topology.model_dump(mode="json"), sort_keys=False))
+    pages = settings.pages_secret or services.secret_file(home / "pages_secret")
     signing = settings.webhook_secret or services.secret_file(home / "webhook_secret")
-    settings = replace(settings, topology=str(effective), webhook_secret=signing)
+    settings = replace(settings, topology=str(effective), webhook_secret=signing, pages_secret=pages)
     return Plan(settings, topology, tuple(engines))
 
 
@@ -144,6 +149,7 @@ def run(plan: Plan, on_ready: Callable[[Plan, str], None]) -> None:
             settings = replace(settings, database_url=postgres.url)
         if broker is not None:
             settings = replace(settings, broker_url=broker.url)
+            write_private(settings.home_path / BROKER_URL, broker.url)
         plan = replace(plan, settings=settings)
         servers = [server.service() for server in (postgres, broker) if server is not None]
         key = ""
@@ -163,6 +169,7 @@ def greet(plan: Plan, key: str) -> None:
     lanes = ", ".join(f"{lane.name} → {shown_url(lane.engine.base_url)}" for lane in plan.node.lanes)
     console.print("\n[bold]Polar is up.[/bold]  Ctrl-C stops all of it; started again it carries on.\n")
     for name, value in (
+        ("pages", login_link(plan.url, key)),
         ("API", plan.url),
         ("API key", key),
         ("proxy", plan.node.url),

@@ -88,7 +88,7 @@ class Watched:
 
     def secrets(self) -> dict[str, str]:
         """Those of the task, and those of this Polar."""
-        own = ("control_token", "webhook_secret", "postgres.password", "broker.password")
+        own = ("pages_secret", "webhook_secret", "postgres.password", "broker.password")
         found = {name: (self.up.home / name).read_text().strip() for name in own if (self.up.home / name).exists()}
         assert len(found) == len(own)
         return {**SECRETS, **found}
