@@ -1,4 +1,4 @@
-"""`gunicorn workers.api:app -k workers.serving.patience.Worker --threads 8 -b 127.0.0.1:8080` — the REST API and the pages."""
+"""`gunicorn workers.api:app -k workers.serving.patience.Worker --threads 8` — the REST API and the pages."""
 
 from polar import log, tracing
 from polar.api import create_app

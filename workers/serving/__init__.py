@@ -1,1 +1,1 @@
-"""What the processes are served by: worker classes of gunicorn. The processes themselves are the files beside this folder."""
+"""What the processes are served by: worker classes of gunicorn. The processes are the files beside this folder."""

@@ -1,4 +1,4 @@
-"""`gunicorn -k workers.serving.patience.Worker …` — gunicorn's threads, with an end to how long a request may take to come.
+"""`gunicorn -k workers.serving.patience.Worker …` — gunicorn's threads, with an end to how long a request may take.
 
 gunicorn waits without limit for a request that has begun to arrive. As many clients as there are threads, each sending
 a byte now and then, would hold the API for as long as they like. Answers may take any time: long polls and feeds do.
