@@ -124,6 +124,8 @@ class ModelCalls:
         await self._recorder.intend(intents, rows.media(place, asked.request.messages))
         self._bodies.keep(flight.id, body, stored)
         ledger.last_body = flight.id
+        if len(samples) == 1:
+            return [await self._sample(samples[0], problem)]
         outcomes = await asyncio.gather(*(self._sample(s, problem) for s in samples), return_exceptions=True)
         answers = []
         for outcome in outcomes:

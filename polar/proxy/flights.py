@@ -19,6 +19,7 @@ from polar.dialects.base import Dialect
 from polar.messages import Answer, ModelRequest, ToolCall
 from polar.proxy.roles import MAIN, Role
 from polar.proxy.sessions import Caller
+from polar.proxy.signals import Signal
 
 Piece = tuple[Literal["reasoning", "text"], str] | ToolCall
 """What of an answer may be shown before it is whole; a tool call as soon as it is, with its id."""
@@ -63,7 +64,7 @@ class Flight:
     """What may be shown already, in order."""
     prompt_tokens: int | None = None
     """Known once the prompt is made."""
-    hangup: asyncio.Event = field(default_factory=asyncio.Event)
+    hangup: Signal = field(default_factory=Signal)
     task: asyncio.Task[list[Answer]] = field(init=False)
     _waiting: int = 0
     _news: asyncio.Event = field(default_factory=asyncio.Event)

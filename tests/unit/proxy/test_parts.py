@@ -17,6 +17,7 @@ from polar.proxy.gate import Gate, Passage, PolicyNow
 from polar.proxy.ledger import Ids, as_ids
 from polar.proxy.parts import Parts, joined, stamped, straddling
 from polar.proxy.sampling import EngineCall, HungUpError
+from polar.proxy.signals import Signal
 
 T = TypeVar("T")
 PROMPT = [100, 101]
@@ -87,7 +88,7 @@ class Rig:
     def __init__(self, last: int = 20) -> None:
         self.engine = Counting(last)
         self.gate = Gate()
-        self.hangup = asyncio.Event()
+        self.hangup = Signal()
         self.heard: list[int] = []
         self._epoch = 0
         self.turn(GateMode.OPEN, 1)
