@@ -295,17 +295,10 @@ class ModelCalls:
             started=sample.started,
             error=error.get("code") or (shown if shown != "answered" else None),
         )
-        logger.info(
-            line(
-                f"call {shown}",
-                session=caller.id,
-                lane=caller.lane,
-                completion=sample.id,
-                place=sample.place.reason,
-                prompt=len(prepared.prompt) if prepared else None,
-                sampled=tokens,
-                ms=ms,
-                error=error.get("code"),
+        if logger.isEnabledFor(logging.INFO):
+            said = {"place": sample.place.reason, "sampled": tokens, "ms": ms, "error": error.get("code")}
+            size = len(prepared.prompt) if prepared else None
+            logger.info(
+                line(f"call {shown}", session=caller.id, lane=caller.lane, completion=sample.id, prompt=size, **said)
             )
-        )
         return counts

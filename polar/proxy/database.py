@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import asyncpg
 import orjson
@@ -161,9 +161,9 @@ def away(error: BaseException) -> bool:
 
 def plain(url: str) -> str:
     """A URL of SQLAlchemy's or libpq's as asyncpg takes it."""
-    parts = urlsplit(url.replace("postgresql+psycopg://", "postgresql://", 1))
-    query = [(name, value) for name, value in parse_qsl(parts.query) if not CLIENT_ONLY.fullmatch(name)]
-    return parts._replace(query=urlencode(query)).geturl()
+    base, _, query = url.replace("postgresql+psycopg://", "postgresql://", 1).partition("?")
+    kept = urlencode([(name, value) for name, value in parse_qsl(query) if not CLIENT_ONLY.fullmatch(name)])
+    return f"{base}?{kept}" if kept else base
 
 
 def _dumped(value: Any) -> bytes:

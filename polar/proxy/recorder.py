@@ -24,8 +24,6 @@ from polar.proxy.statements import arguments, statement
 logger = logging.getLogger(__name__)
 
 BATCH = 256
-NOTE_SECONDS = 0.05
-"""How long a note that nobody waits for may wait for company. Well below what `Limits.deliver_grace` allows it."""
 EMPTY: dict[str, Any] = {"output_ids": b"", "policy_versions": [], "flags": [], "engine": {}}
 """What the end of a call says where it has nothing to say."""
 
@@ -53,9 +51,11 @@ class Record:
 class Recorder:
     """The queue and the task that empties it."""
 
-    def __init__(self, url: str, patience: float) -> None:
+    def __init__(self, url: str, patience: float, note: float) -> None:
+        """`note`: seconds that a note which nobody waits for may wait for company."""
         self._database = Database(url, 1)
         self._patience = patience
+        self._note = note
         self._queue: list[Record] = []
         self._some = asyncio.Event()
         self._closing = False
@@ -118,7 +118,7 @@ class Recorder:
         if soon:
             self._some.set()
         elif len(self._queue) == 1:
-            asyncio.get_running_loop().call_later(NOTE_SECONDS, self._some.set)
+            asyncio.get_running_loop().call_later(self._note, self._some.set)
 
     async def _put(self, record: Record) -> bool:
         self._add(record)
