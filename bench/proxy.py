@@ -1,10 +1,12 @@
 """What the proxy adds to a model call: latency, CPU and memory, beside the bare engine in one run.
 
-    python -m bench.proxy [--clients 1 64 256] [--dialects openai_chat …] [--latency 0.2]
+    python -m bench.proxy [--clients 1 64 256] [--dialects openai_chat …] [--latency 0.2] [--repeat 3]
 
 Agents in conversations of 30 kB call a scripted engine that takes `--latency` seconds: once straight, with token ids,
 and once through the proxy (gunicorn, capture in Postgres and all) in each dialect, streaming and not. One table:
-requests/s, p50 and p99 of the latency, what of it the proxy added, its CPU per call, and its memory per captured call.
+requests/s, p50 and p99 of the latency, what of it the proxy added, its CPU per call beside Postgres's and the original
+system's on the same work, and its memory per captured call. CPU is all that the proxy's processes used meanwhile, what
+they use when idle included. With `--repeat`, each figure is the median of so many measurements.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import asyncio
 import hashlib
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,11 @@ MODEL = Path(__file__).parents[1] / "polar" / "tiny_engine" / "model"
 ANSWER = "The next step is to look at the file and to run its tests again."
 BODY_BYTES = 30_000
 Turns = list[tuple[str, str]]
+ORIGINAL = {1: (8.0, 12.0), 64: (12.0, 16.0), 256: (18.0, 31.0)}
+"""Milliseconds of CPU that a call took the original system on this work and a machine like ours, by clients."""
+ORIGINAL_KB = 540
+"""Memory that a captured call of 8,000 prompt ids took it."""
+IDLE_SECONDS = 5.0
 
 
 def chat(turns: Turns, *, stream: bool) -> tuple[str, dict[str, Any]]:
@@ -89,6 +97,8 @@ class Result:
     seconds: float
     latencies: list[float]
     cpu: float = 0.0
+    postgres: float = 0.0
+    """CPU of the database."""
     memory: float = 0.0
 
     def at(self, share: float) -> float:
@@ -134,6 +144,8 @@ class Rig:
         self._stack.enter_context(server(argv, f"{self.engine}/model_info"))
         postgres = EmbeddedPostgres(home / "postgres")
         postgres.start()
+        assert postgres.pid is not None
+        self.postmaster = postgres.pid
         self._stack.callback(postgres.stop)
         migrations.upgrade(postgres.url)
         self.database = connect(postgres.url, pool_size=2)
@@ -177,14 +189,23 @@ class Rig:
             return f"{self.proxy}/s/{keys[number]}{path}", orjson.dumps(body), headers
 
         asyncio.run(load(clients, 1, ask))
-        cpu, memory, begun = tree_cpu(self.process.pid), tree_memory(self.process.pid), time.perf_counter()
+        cpu, database, memory = tree_cpu(self.process.pid), tree_cpu(self.postmaster), tree_memory(self.process.pid)
+        begun = time.perf_counter()
         latencies = asyncio.run(load(clients, calls, lambda number, turn: ask(number, turn + 1)))
         seconds = time.perf_counter() - begun
         time.sleep(0.3)
         result = Result(side, stream, clients, seconds, latencies)
         result.cpu = (tree_cpu(self.process.pid) - cpu) / len(latencies)
+        result.postgres = (tree_cpu(self.postmaster) - database) / len(latencies)
         result.memory = (tree_memory(self.process.pid) - memory) / len(latencies)
         return result
+
+    def idle(self) -> float:
+        """Milliseconds of CPU that the proxy uses in a second without calls."""
+        time.sleep(1.0)
+        before = tree_cpu(self.process.pid)
+        time.sleep(IDLE_SECONDS)
+        return (tree_cpu(self.process.pid) - before) / IDLE_SECONDS * 1000
 
     def bare(self, *, stream: bool, clients: int, calls: int) -> Result:
         """The same prompts, as token ids, straight to the engine."""
@@ -207,16 +228,42 @@ def conversation(number: int, turn: int) -> Turns:
     return turns
 
 
+def median(results: list[Result]) -> Result:
+    """One measurement, each of its figures the median of several."""
+    first = results[0]
+    found = replace(first, latencies=[each for result in results for each in result.latencies])
+    found.seconds = sum(result.seconds for result in results)
+    for name in ("cpu", "postgres", "memory"):
+        setattr(found, name, statistics.median(getattr(result, name) for result in results))
+    return found
+
+
 def rows(arguments: argparse.Namespace) -> Iterator[tuple[Result, Result]]:
     """Each measurement with its bare twin."""
     with Rig(arguments.latency, arguments.processes) as rig:
+        # What a process does once, its connections and plans, is no part of a call.
+        rig.through_proxy(arguments.dialects[0], stream=False, clients=16, calls=4)
+        print(f"idle: {rig.idle():.1f} ms of CPU a second, all processes of the proxy together", file=sys.stderr)
         cells = [(clients, stream) for clients in arguments.clients for stream in (False, True)]
         for clients, stream in track(cells, "measuring", console=Console(stderr=True)):
             calls = min(100, max(4, arguments.calls // clients))
             bare = rig.bare(stream=stream, clients=clients, calls=calls)
             yield bare, bare
-            for side in arguments.dialects:
-                yield rig.through_proxy(side, stream=stream, clients=clients, calls=calls), bare
+            # One after the other and over again, so that a busy minute of the machine does not fall on one dialect.
+            found: dict[str, list[Result]] = {side: [] for side in arguments.dialects}
+            for _ in range(arguments.repeat):
+                for side, results in found.items():
+                    results.append(rig.through_proxy(side, stream=stream, clients=clients, calls=calls))
+            for results in found.values():
+                yield median(results), bare
+
+
+def beside_the_original(result: Result) -> list[str]:
+    """The original's CPU for a call with so many clients, and how many times ours that is."""
+    if result.clients not in ORIGINAL:
+        return ["", ""]
+    low, high = ORIGINAL[result.clients]
+    return [f"{low:g}–{high:g}", f"{low / result.cpu / 1000:.1f}–{high / result.cpu / 1000:.1f}×"]
 
 
 def main() -> None:
@@ -226,20 +273,24 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.2, help="seconds that the engine takes for an answer")
     parser.add_argument("--calls", type=int, default=512, help="calls per measurement, 4 to 100 per client")
     parser.add_argument("--processes", type=int, default=max(2, (os.cpu_count() or 2) // 2), help="of the proxy")
-    table = Table(title=f"a call with {BODY_BYTES // 1000} kB of history")
+    parser.add_argument("--repeat", type=int, default=1, help="measurements per figure, of which the median is shown")
+    table = Table(title=f"a call with {BODY_BYTES // 1000} kB of history", caption=f"original: {ORIGINAL_KB} kB/call")
     for name in ("side", "stream", "clients"):
         table.add_column(name)
-    for name in ("requests/s", "p50 ms", "p99 ms", "added p50", "added p99", "CPU ms/call", "kB/call"):
+    for name in ("requests/s", "p50 ms", "p99 ms", "added p50", "added p99"):
+        table.add_column(name, justify="right")
+    for name in ("CPU ms/call", "Postgres", "original", "factor", "kB/call"):
         table.add_column(name, justify="right")
     for result, bare in rows(parser.parse_args()):
-        added = [""] * 4
+        added = [""] * 7
         if result is not bare:
             added = [f"{result.at(share) - bare.at(share):.1f}" for share in (0.5, 0.99)]
-            added += [f"{result.cpu * 1000:.2f}", f"{result.memory / 1000:.1f}"]
+            added += [f"{result.cpu * 1000:.2f}", f"{result.postgres * 1000:.2f}", *beside_the_original(result)]
+            added.append(f"{result.memory / 1000:.1f}")
         rate = len(result.latencies) / result.seconds
         figures = [f"{rate:.0f}", f"{result.at(0.5):.1f}", f"{result.at(0.99):.1f}", *added]
         table.add_row(result.side, "yes" if result.stream else "no", str(result.clients), *figures)
-    Console(width=130).print(table)
+    Console(width=150).print(table)
 
 
 if __name__ == "__main__":

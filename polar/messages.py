@@ -94,6 +94,10 @@ class Image:
         return self.source if self.content() is None else f"{MEDIA}{self.digest()}"
 
 
+BRIEF = 2000
+"""Characters of a message up to which it is worth remembering."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation."""
@@ -111,6 +115,7 @@ class Message:
     anchor: str | None = None
     """The end of the id of the completion that this message is, where the harness returned an id or signature of ours
     that is not a tool call's."""
+    _canonical: bytes | None = field(default=None, init=False, compare=False, repr=False)
 
     def canonical(self) -> bytes:
         """What must be equal for two messages to be the same message.
@@ -118,6 +123,12 @@ class Message:
         Reasoning and tool-call ids are left out: harnesses drop the one and rewrite the other, and neither changes
         what a template prints for a message that was not sampled. Of an answer all white space is left out, for its
         tokens are on record however a harness breaks its text; of a system message, lines that tell the time."""
+        if self._canonical is None:
+            object.__setattr__(self, "_canonical", self._as_canonical())
+        assert self._canonical is not None
+        return self._canonical
+
+    def _as_canonical(self) -> bytes:
         calls = [call.canonical() for call in self.tool_calls]
         if self.role == "assistant":
             text = "".join(self.content.split())
@@ -261,6 +272,17 @@ class Answer:
     cached_tokens: int = 0
     """Of the prompt's, those that the engine had at hand."""
     reasoning_tokens: int = 0
+
+
+@lru_cache(maxsize=8192)
+def brief(role: Role, content: str) -> Message:
+    """A message of a few words, the same object whenever it is said again: a harness sends its history each turn."""
+    return Message(role, content)
+
+
+def plain_message(role: Role, content: str) -> Message:
+    """A message that is nothing but a text."""
+    return brief(role, content) if len(content) <= BRIEF else Message(role, content)
 
 
 def with_tool_names(messages: tuple[Message, ...]) -> tuple[Message, ...]:

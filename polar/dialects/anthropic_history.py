@@ -17,7 +17,7 @@ from polar.dialects.anthropic_tools import Toolbox, read_tool
 from polar.dialects.content import Content, data_url
 from polar.dialects.reading import listed, mapping, required, string, wrong
 from polar.dialects.seals import item_anchor, unseal
-from polar.messages import Message, Role, ToolCall
+from polar.messages import Message, Role, ToolCall, plain_message
 
 BILLING = "x-anthropic-billing-header:"
 """A line that Claude Code puts before its system prompt. It is for Anthropic's accounts and changes from turn to turn,
@@ -64,6 +64,10 @@ class Draft:
 
     def message(self) -> Message:
         """The message that it has become."""
+        if not (
+            self.thoughts or self.calls or self.anchor or self.tool_call_id or self.content.images or self.is_error
+        ):
+            return plain_message(self.role, self.content.text)
         return Message(
             role=self.role,
             content=self.content.text,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ import orjson
 from polar.dialects import seals, tools
 from polar.dialects.content import Content, data_url
 from polar.dialects.reading import listed, mapping, required, string, wrong
-from polar.messages import Message, Role, Tool, ToolCall
+from polar.messages import Message, Role, Tool, ToolCall, plain_message
 
 ROLES: Mapping[str, Role] = {"user": "user", "function": "user", "model": "assistant", "system": "system"}
 URL_SAFE = str.maketrans("-_", "+/")
@@ -32,6 +33,7 @@ COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProper
 _UNDERSCORE = re.compile(r"_([a-z0-9])")
 
 
+@lru_cache(maxsize=1024)
 def camel(name: str) -> str:
     """A field's name as Google's reference spells it."""
     return _UNDERSCORE.sub(lambda found: found[1].upper(), name)
@@ -147,7 +149,10 @@ class _Reader:
 
     def _say(self, role: Role, content: Content, *, needed: bool = False) -> None:
         if content.text or needed:
-            self.messages.append(Message(role, content.text, images=tuple(content.images)))
+            images = tuple(content.images)
+            self.messages.append(
+                Message(role, content.text, images=images) if images else plain_message(role, content.text)
+            )
         self.marks += content.marks
 
     def _result(self, entry: dict[str, Any], where: str) -> Message:

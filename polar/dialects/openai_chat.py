@@ -16,7 +16,7 @@ from polar.dialects import openai_wire, tools
 from polar.dialects.base import Dialect, Route, Stream, sse
 from polar.dialects.content import Content, split_data_url
 from polar.dialects.reading import ANY_OBJECT, flag, integer, listed, mapping, number, required, string, wrong
-from polar.messages import Answer, Message, ModelRequest, Role, Sampling, Tool, ToolCall
+from polar.messages import Answer, Message, ModelRequest, Role, Sampling, Tool, ToolCall, plain_message
 
 ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -165,7 +165,10 @@ def _message(entry: Any, field: str, marks: list[str]) -> Message:
     role = ROLES.get(entry.get("role") if isinstance(entry.get("role"), str) else "")
     if role is None:
         raise wrong(f"{field}.role", f"must be one of {', '.join(ROLES)}, not {entry.get('role')!r}")
-    content, thought = _content(entry.get("content"), f"{field}.content")
+    text = entry.get("content")
+    if isinstance(text, str) and len(entry) == 2:
+        return plain_message(role, text)  # a role and a text, as most are
+    content, thought = _content(text, f"{field}.content")
     marks += content.marks
     text = content.text
     reasoning = string(entry.get("reasoning_content"), f"{field}.reasoning_content")

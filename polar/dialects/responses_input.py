@@ -18,7 +18,7 @@ from polar.dialects import responses_tools, seals
 from polar.dialects.base import BadRequest
 from polar.dialects.content import Content, split_data_url
 from polar.dialects.reading import listed, mapping, string, wrong
-from polar.messages import Message, Role, Tool, ToolCall
+from polar.messages import Message, Role, Tool, ToolCall, plain_message
 
 ROLES: Mapping[str, Role] = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
@@ -68,6 +68,8 @@ class Turn:
 
     def message(self) -> Message:
         """The whole of it."""
+        if not (self.reasoning or self.calls or self.content.images or self.anchor):
+            return plain_message("assistant", self.content.text)
         return Message(
             "assistant",
             self.content.text,
@@ -146,14 +148,17 @@ class Conversation:
         return turn
 
     def _message(self, item: dict[str, Any], where: str) -> None:
-        said = item.get("role")
-        role = ROLES.get(said) if isinstance(said, str) else None
+        named = item.get("role")
+        role = ROLES.get(named) if isinstance(named, str) else None
         if role is None:
-            raise wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}, not {said!r}")
+            raise wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}, not {named!r}")
         content = read_content(item.get("content"), f"{where}.content")
         self.marks += content.marks
         if role != "assistant":
-            self._entries.append(Message(role, content.text, images=tuple(content.images)))
+            images = tuple(content.images)
+            self._entries.append(
+                Message(role, content.text, images=images) if images else plain_message(role, content.text)
+            )
             return
         turn = self._turn(item)
         turn.content.add(content.text)

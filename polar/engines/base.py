@@ -39,8 +39,8 @@ class Generation:
     matched_stop: int | str | None = None
     policy_versions: list[dict[str, Any]] = field(default_factory=list)
     """Spans over the output: {"version", "start", "end"}; empty if the engine does not say."""
-    prompt_ids: list[int] | None = None
-    """What the engine says it was given; None if it does not say."""
+    prompt_ids: PromptIds | None = None
+    """What the engine says it was given, the very object that was sent if they are equal; None if it does not say."""
     prompt_tokens: int | None = None
     """How many ids the engine says it was given; None if it does not say."""
     detail: str | None = None

@@ -14,7 +14,7 @@ import orjson
 
 from polar.engines.base import Generation, Passport, PromptIds
 from polar.engines.chat import chat_body, read_chat
-from polar.engines.http import ABORT, HTTPEngine, json_object
+from polar.engines.http import ABORT, HTTPEngine, json_object, prompt_json
 from polar.errors import EngineError
 from polar.messages import FinishReason, ModelRequest, Sampling
 
@@ -52,14 +52,18 @@ class SGLangEngine(HTTPEngine):
         )
 
     async def generate(self, prompt_ids: PromptIds, sampling: Sampling, *, request_id: str) -> Generation:
-        return self._generation(await self._ask("/generate", self._body(prompt_ids, sampling, request_id)))
+        sent = prompt_json(prompt_ids)
+        value = await self._ask("/generate", self._body(sent, sampling, request_id), sent=sent)
+        if value.get("prompt_token_ids") is True:
+            value["prompt_token_ids"] = prompt_ids
+        return self._generation(value)
 
     async def stream(
         self, prompt_ids: PromptIds, sampling: Sampling, *, request_id: str
     ) -> AsyncIterator[list[int] | Generation]:
         # Each event would repeat the prompt's ids; how many there were it says anyway.
         more = {"stream": True, "return_prompt_token_ids": False}
-        body = self._body(prompt_ids, sampling, request_id) | more
+        body = self._body(prompt_json(prompt_ids), sampling, request_id) | more
         seen, last = 0, None
         async with self._post("/generate", body) as reply:
             async for event in self._events(reply, cumulative=True):
@@ -96,7 +100,7 @@ class SGLangEngine(HTTPEngine):
             return  # an engine that cannot be reached is not sampling for us either
 
     async def score(self, ids: list[int]) -> list[float | None]:
-        body = self._body(ids, Sampling(max_tokens=0, temperature=1.0), None) | {"logprob_start_len": 0}
+        body = self._body(prompt_json(ids), Sampling(max_tokens=0, temperature=1.0), None) | {"logprob_start_len": 0}
         async with self._post("/generate", body) as reply:
             pairs = self._meta(json_object(await reply.read())).get("input_token_logprobs")
         if not isinstance(pairs, list) or [pair[1] for pair in pairs] != ids:
@@ -113,7 +117,7 @@ class SGLangEngine(HTTPEngine):
         if found != version:
             raise EngineError(f"the engine says that its weights are {found!r} after the push", code="engine_contract")
 
-    def _body(self, ids: PromptIds, sampling: Sampling, request_id: str | None) -> dict[str, Any]:
+    def _body(self, ids: bytes, sampling: Sampling, request_id: str | None) -> dict[str, Any]:
         asked = sampling.asked()
         params = {key: value for key, value in asked.items() if key not in ("max_tokens", "seed", "stop")}
         if sampling.max_tokens is not None:
@@ -124,7 +128,7 @@ class SGLangEngine(HTTPEngine):
             params["stop"] = list(sampling.stop)
         # Versions before 0.5.13 do not know the last field, and pass over it.
         body: dict[str, Any] = {
-            "input_ids": ids,
+            "input_ids": orjson.Fragment(ids),
             "sampling_params": params,
             "return_logprob": True,
             "return_prompt_token_ids": True,

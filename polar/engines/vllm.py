@@ -11,14 +11,14 @@ import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import orjson
 
 from polar.engines.base import Generation, Passport, PromptIds
 from polar.engines.chat import chat_body, read_chat
-from polar.engines.http import AbandonedError, HTTPEngine
+from polar.engines.http import AbandonedError, HTTPEngine, prompt_json
 from polar.errors import EngineError
 from polar.messages import FinishReason, ModelRequest, Sampling
 
@@ -48,7 +48,8 @@ class Output:
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    prompt_ids: list[int] | None = None
+    prompt_ids: list[int] | Literal[True] | None = None
+    """True: the very ones that were sent."""
     versions: list[dict[str, Any]] = field(default_factory=list)
     finish: str | None = None
     matched: int | str | None = None
@@ -73,8 +74,8 @@ class Output:
             self.logprobs += _logprobs(choice)
         return fresh
 
-    def generation(self, kind: FinishReason, detail: str | None = None) -> Generation:
-        """What the events add up to."""
+    def generation(self, kind: FinishReason, sent: PromptIds, detail: str | None = None) -> Generation:
+        """What the events add up to, after these prompt ids."""
         cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         return Generation(
             output_ids=self.ids,
@@ -82,7 +83,7 @@ class Output:
             finish_reason=kind,
             matched_stop=self.matched,
             policy_versions=self.versions,
-            prompt_ids=self.prompt_ids,
+            prompt_ids=sent if self.prompt_ids is True else self.prompt_ids,
             prompt_tokens=self.usage.get("prompt_tokens"),
             detail=detail,
             timings={} if cached is None else {"cached_tokens": cached},
@@ -168,27 +169,27 @@ class VLLMEngine(HTTPEngine):
     ) -> AsyncIterator[list[int] | Generation]:
         if self._token_route:
             try:
-                async for item in self._read(self._open(TOKEN_ROUTE, ids, sampling, request_id, pace)):
+                async for item in self._read(TOKEN_ROUTE, ids, sampling, request_id, pace):
                     yield item
                 return
             except EngineError as error:
                 if error.status not in SHUT:
                     raise
                 self._token_route = False
-        async for item in self._read(self._open(TEXT_ROUTE, ids, sampling, request_id, pace)):
+        async for item in self._read(TEXT_ROUTE, ids, sampling, request_id, pace):
             yield item
 
     async def _read(
-        self, opened: AbstractAsyncContextManager[aiohttp.ClientResponse]
+        self, route: str, ids: PromptIds, sampling: Sampling, request_id: str, pace: int
     ) -> AsyncIterator[list[int] | Generation]:
-        output = Output()
+        output, sent = Output(), prompt_json(ids)
         try:
-            async with opened as reply:
-                async for event in self._events(reply):
+            async with self._open(route, sent, sampling, request_id, pace) as reply:
+                async for event in self._events(reply, sent=sent):
                     if fresh := output.take(event):
                         yield fresh
         except AbandonedError:
-            yield output.generation("abort", "the request was aborted")
+            yield output.generation("abort", ids, "the request was aborted")
             return
         if output.finish is None:
             raise EngineError("the engine's stream ended before the answer was finished", code="engine_cut")
@@ -201,14 +202,15 @@ class VLLMEngine(HTTPEngine):
             raise self._broken(f"token_ids ({len(output.ids)} came of {told})")
         if len(output.logprobs) != len(output.ids) or not all(map(math.isfinite, output.logprobs)):
             raise self._broken("logprobs (one finite number for each of token_ids)")
-        yield output.generation(kind)
+        yield output.generation(kind, ids)
 
     def _open(
-        self, route: str, ids: PromptIds, sampling: Sampling, request_id: str, pace: int
+        self, route: str, sent: bytes, sampling: Sampling, request_id: str, pace: int
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         params = {**self._params(sampling), **_schema(sampling, route), "logprobs": 0}
         if pace > 1 and self._paced:
             params["stream_interval"] = pace
+        ids = orjson.Fragment(sent)
         asked = {"token_ids": ids, "sampling_params": params} if route == TOKEN_ROUTE else {"prompt": ids, **params}
         wanted = {"return_token_ids": True, "stream": True, "stream_options": {"include_usage": True}}
         return self._post(route, self._named({**asked, **wanted, "request_id": request_id}), request_id)

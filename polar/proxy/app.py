@@ -66,7 +66,8 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        reads, recorder = Reads(settings.database_url, limits.commit), Recorder(settings.database_url, limits.commit)
+        reads = Reads(settings.database_url, limits.commit)
+        recorder = Recorder(settings.database_url, limits.commit, limits.deliver_grace / 5)
         pool = EnginePool()
         gate = Gate()
         watch = Watch(settings.database_url, settings.node_id, gate, limits.beat)

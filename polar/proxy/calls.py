@@ -125,6 +125,8 @@ class ModelCalls:
         await self._recorder.intend(intents, rows.media(place, asked.request.messages))
         self._bodies.keep(flight.id, body, stored)
         ledger.last_body = flight.id
+        if len(samples) == 1:
+            return [await self._sample(samples[0], problem)]
         outcomes = await asyncio.gather(*(self._sample(s, problem) for s in samples), return_exceptions=True)
         answers = []
         for outcome in outcomes:
@@ -299,18 +301,9 @@ class ModelCalls:
             started=sample.started,
             error=error.get("code") or (shown if shown != "answered" else None),
         )
-        logger.info(
-            line(
-                f"call {shown}",
-                task=caller.task,
-                session=caller.id,
-                lane=caller.lane,
-                completion=sample.id,
-                place=sample.place.reason,
-                prompt=len(prepared.prompt) if prepared else None,
-                sampled=tokens,
-                ms=ms,
-                error=error.get("code"),
-            )
-        )
+        if logger.isEnabledFor(logging.INFO):
+            said = {"place": sample.place.reason, "sampled": tokens, "ms": ms, "error": error.get("code")}
+            size = len(prepared.prompt) if prepared else None
+            who = {"task": caller.task, "session": caller.id, "lane": caller.lane}
+            logger.info(line(f"call {shown}", **who, completion=sample.id, prompt=size, **said))
         return counts

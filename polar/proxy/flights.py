@@ -19,6 +19,7 @@ from polar.dialects.base import Dialect
 from polar.messages import Answer, ModelRequest, ToolCall
 from polar.proxy.roles import MAIN, Role
 from polar.proxy.sessions import Caller
+from polar.proxy.signals import Signal
 
 Piece = tuple[Literal["reasoning", "text"], str] | ToolCall
 """What of an answer may be shown before it is whole; a tool call as soon as it is, with its id."""
@@ -65,7 +66,7 @@ class Flight:
     """Known once the prompt is made."""
     closed_before: float = 0.0
     """Seconds for which the gate had been closed when the call came."""
-    hangup: asyncio.Event = field(default_factory=asyncio.Event)
+    hangup: Signal = field(default_factory=Signal)
     task: asyncio.Task[list[Answer]] = field(init=False)
     _waiting: int = 0
     _news: asyncio.Event = field(default_factory=asyncio.Event)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from polar.policy import GateMode, Version, spelled
 from polar.proxy import metrics
+from polar.proxy.signals import Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Passage:
     streams: bool
     heard: int = 0
     """Tokens that came so far, where the engine streams."""
-    recalled: asyncio.Event = field(default_factory=asyncio.Event)
+    recalled: Signal = field(default_factory=Signal)
     """The gate was closed in mode abort: hand over what there is."""
     cut: bool = False
     """It was ended before its time."""

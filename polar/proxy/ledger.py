@@ -33,7 +33,7 @@ def anchor(completion_id: str, index: int) -> str:
     return f"call_{completion_id.rpartition('-')[2]}_{index}"
 
 
-def as_ids(data: bytes | list[int]) -> Ids:
+def as_ids(data: bytes | list[int] | Ids) -> Ids:
     """Token ids as stored, or as an engine or renderer gave them."""
     return np.frombuffer(data, dtype="<i4") if isinstance(data, bytes) else np.asarray(data, dtype="<i4")
 

@@ -5,7 +5,6 @@ Whoever asked sees one generation. The engine call is `sampling`'s, opening and 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from polar.policy import Version
 from polar.proxy.gate import Gate, Passage, ShutError
 from polar.proxy.ledger import Ids, as_ids
 from polar.proxy.sampling import EngineCall, HungUpError, patiently
+from polar.proxy.signals import Signal
 from polar.staleness import UNNAMED
 
 AS_LONG_AS_IT_TAKES = 30 * 86400.0
@@ -44,7 +44,7 @@ class Parts:
         request_id: str,
         streams: bool,
         continues: bool,
-        hangup: asyncio.Event,
+        hangup: Signal,
         left: Callable[[float], float],
         retry: float,
         decode: Callable[[list[int]], str],

@@ -13,13 +13,10 @@ import time
 import uuid
 from typing import Any
 
-import psycopg
-from psycopg.rows import dict_row
-
 from polar.engines.parity import Sample, check
 from polar.errors import EngineError
 from polar.log import line
-from polar.proxy.database import Database
+from polar.proxy.database import FAILED, Database
 from polar.proxy.pool import EnginePool
 from polar.weights import CLAIM_SECONDS
 
@@ -30,23 +27,23 @@ LOOK_SECONDS = 5.0
 RENEW_SECONDS = 2.0
 AGAIN = 1.0
 CLAIM = """
-    UPDATE weight_pushes p SET state = 'running', claimed_by = %(by)s, claimed_at = clock_timestamp()
+    UPDATE weight_pushes p SET state = 'running', claimed_by = $1, claimed_at = clock_timestamp()
     FROM lanes l
     WHERE l.name = p.lane AND (p.push_id, p.lane) = (
         SELECT push_id, lane FROM weight_pushes
-        WHERE node_id = %(node)s AND (state = 'queued' OR (state = 'running'
-              AND claimed_at < clock_timestamp() - make_interval(secs => %(claim)s)))
+        WHERE node_id = $2 AND (state = 'queued' OR (state = 'running'
+              AND claimed_at < clock_timestamp() - make_interval(secs => $3)))
         ORDER BY created_at, lane LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING p.push_id, p.lane, p.version, p.path, p.probe, l.engine
 """
 RENEW = """
     UPDATE weight_pushes SET claimed_at = clock_timestamp()
-    WHERE push_id = %(push)s AND lane = %(lane)s AND state = 'running' AND claimed_by = %(by)s
+    WHERE push_id = $1 AND lane = $2 AND state = 'running' AND claimed_by = $3
 """
 SETTLE = """
-    UPDATE weight_pushes SET state = %(state)s, error = %(error)s, difference = %(difference)s, seconds = %(seconds)s,
+    UPDATE weight_pushes SET state = $4, error = $5, difference = $6, seconds = $7,
            ended_at = clock_timestamp()
-    WHERE push_id = %(push)s AND lane = %(lane)s AND state = 'running' AND claimed_by = %(by)s
+    WHERE push_id = $1 AND lane = $2 AND state = 'running' AND claimed_by = $3
 """
 
 
@@ -83,7 +80,7 @@ class Pushes:
                     task = asyncio.create_task(self._push(row))
                     self._pushing.add(task)
                     task.add_done_callback(self._pushing.discard)
-            except psycopg.Error as error:
+            except FAILED as error:
                 logger.warning(line("weight pushes could not be read", error=type(error).__name__))
                 await asyncio.sleep(AGAIN)
                 continue
@@ -91,14 +88,11 @@ class Pushes:
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._news.wait()
 
-    async def _claim(self) -> dict[str, Any] | None:
-        values = {"by": self._by, "node": self._node_id, "claim": CLAIM_SECONDS}
+    async def _claim(self) -> Any:
         async with self._database.connection() as db:
-            cursor = db.cursor(row_factory=dict_row)
-            await cursor.execute(CLAIM, values)
-            return await cursor.fetchone()
+            return await db.fetchrow(CLAIM, self._by, self._node_id, CLAIM_SECONDS)
 
-    async def _push(self, row: dict[str, Any]) -> None:
+    async def _push(self, row: Any) -> None:
         began = time.monotonic()
         renewing = asyncio.create_task(self._renew(row))
         state, error, difference = "done", None, None
@@ -115,10 +109,9 @@ class Pushes:
         logger.info(
             line("weight push", lane=row["lane"], version=row["version"], state=state, seconds=round(seconds, 3))
         )
-        values = {"state": state, "error": error, "difference": difference, "seconds": seconds}
-        await self._write(SETTLE, row, **values)
+        await self._write(SETTLE, row, state, error, difference, seconds)
 
-    async def _take(self, row: dict[str, Any]) -> float | None:
+    async def _take(self, row: Any) -> float | None:
         """The probe's mean difference, if there is a probe. Raises EngineError."""
         link = await self._pool.link(row["lane"], row["engine"])
         await link.engine.update_weights(row["path"], row["version"])
@@ -132,12 +125,12 @@ class Pushes:
             raise EngineError(f"{said} on average, more than {alarm:g}: it samples with others", code="parity")
         return parity.mean
 
-    async def _renew(self, row: dict[str, Any]) -> None:
+    async def _renew(self, row: Any) -> None:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            with contextlib.suppress(psycopg.Error):
+            with contextlib.suppress(*FAILED):
                 await self._write(RENEW, row)
 
-    async def _write(self, statement: str, row: dict[str, Any], **values: Any) -> None:
+    async def _write(self, statement: str, row: Any, *values: Any) -> None:
         async with self._database.connection() as db:
-            await db.execute(statement, {"push": row["push_id"], "lane": row["lane"], "by": self._by, **values})
+            await db.execute(statement, row["push_id"], row["lane"], self._by, *values)

@@ -15,6 +15,7 @@ from polar.engines.base import Engine, Generation
 from polar.errors import EngineError
 from polar.messages import ModelRequest, Sampling
 from polar.proxy.ledger import Ids
+from polar.proxy.signals import Signal, until_any
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
@@ -57,11 +58,11 @@ class EngineCall:
         sampling: Sampling,
         *,
         request_id: str,
-        hangup: asyncio.Event,
+        hangup: Signal,
         timeout: float,
         abort_grace: float,
         heard: Callable[[list[int]], None] | None,
-        recalled: asyncio.Event | None = None,
+        recalled: Signal | None = None,
         chat: ModelRequest | None = None,
         size: int | None = None,
     ) -> None:
@@ -75,7 +76,7 @@ class EngineCall:
         self._timeout = timeout
         self._abort_grace = abort_grace
         self._heard = heard
-        self._recalled = recalled or asyncio.Event()
+        self._recalled = recalled or Signal()
         self._chat = chat
         self._size = size
         self.tries = 0
@@ -85,11 +86,8 @@ class EngineCall:
         request_id = f"{self._request_id}.{self.tries}"
         self.tries += 1
         sample = asyncio.create_task(self._sample(request_id))
-        gone = asyncio.create_task(self._hangup.wait())
-        recalled = asyncio.create_task(self._recalled.wait())
         try:
-            waits = {sample, gone, recalled}
-            await asyncio.wait(waits, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+            await until_any(sample, self._hangup, self._recalled, seconds=self._timeout)
             if sample.done():
                 return self._checked(sample.result())
             await self._engine.abort(request_id)
@@ -102,8 +100,6 @@ class EngineCall:
                 raise EngineError("the engine did not hand over what it had sampled", code="engine_aborted")
             return self._checked(sample.result())
         finally:
-            gone.cancel()
-            recalled.cancel()
             sample.cancel()
 
     async def _sample(self, request_id: str) -> Generation:
@@ -133,7 +129,11 @@ class EngineCall:
         if generation.finish_reason == "abort" and not generation.output_ids:
             return generation  # aborted in the queue, before the prompt was looked at
         seen = generation.prompt_tokens
-        same = generation.prompt_ids is None or np.array_equal(self._prompt, generation.prompt_ids)
+        same = (
+            generation.prompt_ids is None
+            or generation.prompt_ids is self._prompt
+            or np.array_equal(self._prompt, generation.prompt_ids)
+        )
         if not same or (seen is not None and seen != len(self._prompt)):
             message = f"the engine saw another prompt than the {len(self._prompt)} ids it was sent"
             raise EngineError(message, code="engine_altered_prompt")

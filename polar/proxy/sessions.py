@@ -97,6 +97,6 @@ async def find_caller(reads: Reads, key: str) -> Caller | None:
     found = await reads.all(FIND, key_hash=hashlib.sha256(key.encode()).digest())
     if not found:
         return None
-    values = found[0]._asdict()
+    values = dict(found[0])
     policy = policy_of(*(values.pop(name) for name in ("version", "gate", "epoch")))
     return Caller(**{**values, "sampling": values["sampling"] or {}, "policy": policy})

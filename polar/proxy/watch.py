@@ -12,13 +12,11 @@ import logging
 import os
 import socket
 import uuid
-from dataclasses import asdict
-
-import psycopg
+from dataclasses import astuple
 
 from polar.log import line
 from polar.policy import CHANNEL, PROXY_REMEMBERED_SECONDS
-from polar.proxy.database import Database
+from polar.proxy.database import FAILED, Database
 from polar.proxy.gate import Gate, Report, policy_of
 from polar.weights import CHANNEL as WEIGHTS_CHANNEL
 
@@ -30,20 +28,18 @@ AGAIN = 1.0
 """Seconds until a connection that broke is made anew."""
 PATIENCE = 5.0
 """Seconds that one look may take."""
-FAILED = (psycopg.Error, TimeoutError)
 BEAT = """
     WITH beat AS (
         INSERT INTO proxies (id, node_id, epoch, in_flight, held, drained, aborted, started_at, heartbeat_at)
-        VALUES (%(id)s, %(node_id)s, %(epoch)s, %(in_flight)s, %(held)s, %(drained)s, %(aborted)s,
-                clock_timestamp(), clock_timestamp())
+        VALUES ($1, $2, $3, $4, $5, $6, $7, clock_timestamp(), clock_timestamp())
         ON CONFLICT (id) DO UPDATE SET
             epoch = excluded.epoch, in_flight = excluded.in_flight, held = excluded.held,
             drained = excluded.drained, aborted = excluded.aborted, heartbeat_at = excluded.heartbeat_at
     )
     SELECT version, gate, epoch FROM policy
 """
-FORGET = "DELETE FROM proxies WHERE heartbeat_at < clock_timestamp() - make_interval(secs => %(seconds)s)"
-SIGN_OFF = "DELETE FROM proxies WHERE id = %(id)s"
+FORGET = "DELETE FROM proxies WHERE heartbeat_at < clock_timestamp() - make_interval(secs => $1)"
+SIGN_OFF = "DELETE FROM proxies WHERE id = $1"
 
 
 class Watch:
@@ -73,7 +69,7 @@ class Watch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(*FAILED):
             async with asyncio.timeout(AGAIN), self._database.connection() as db:
-                await db.execute(SIGN_OFF, {"id": self.id})
+                await db.execute(SIGN_OFF, self.id)
         await self._database.close()
 
     async def _watch(self) -> None:
@@ -94,8 +90,7 @@ class Watch:
 
     async def _look(self, told: Report) -> None:
         async with asyncio.timeout(PATIENCE), self._database.connection() as db:
-            cursor = await db.execute(BEAT, {"id": self.id, "node_id": self._node_id, **asdict(told)})
-            row = await cursor.fetchone()
+            row = await db.fetchrow(BEAT, self.id, self._node_id, *astuple(told))
         before = self._gate.policy
         self._gate.see(policy_of(*row) if row else policy_of(None, None, None))
         if self._gate.policy.gate != before.gate and before.epoch >= 0:
@@ -106,12 +101,20 @@ class Watch:
         while True:
             try:
                 async with self._database.connection() as db:
-                    await db.execute(FORGET, {"seconds": PROXY_REMEMBERED_SECONDS})
-                    await db.execute(f"LISTEN {CHANNEL}", prepare=False)
-                    await db.execute(f"LISTEN {WEIGHTS_CHANNEL}", prepare=False)
+                    broken = asyncio.Event()
+                    db.add_termination_listener(lambda _, broken=broken: broken.set())
+                    await db.execute(FORGET, float(PROXY_REMEMBERED_SECONDS))
+                    await db.add_listener(CHANNEL, self._hear)
+                    await db.add_listener(WEIGHTS_CHANNEL, self._hear_push)
                     self._gate.news.set()
-                    async for notice in db.notifies():
-                        (self.pushed if notice.channel == WEIGHTS_CHANNEL else self._gate.news).set()
-            except psycopg.Error as error:
+                    await broken.wait()
+                    logger.warning(line("no news of the policy; looking instead"))
+            except FAILED as error:
                 logger.warning(line("no news of the policy; looking instead", error=type(error).__name__))
             await asyncio.sleep(AGAIN)
+
+    def _hear(self, *_: object) -> None:
+        self._gate.news.set()
+
+    def _hear_push(self, *_: object) -> None:
+        self.pushed.set()

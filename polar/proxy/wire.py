@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-import psycopg
-
 from polar.dialects.base import BadRequest
 from polar.errors import AuthError, BudgetError, EngineError, HarnessError, LostLeaseError, NodeError
 from polar.log import line
+from polar.proxy.database import FAILED
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ def wire_error(error: BaseException) -> WireError:
         return WireError(400, error.code, error.message)
     if isinstance(error, NodeError):
         return WireError(503, error.code, error.message)
-    if isinstance(error, psycopg.Error):
+    if isinstance(error, FAILED):
         logger.error(line("call failed", error=type(error).__name__, cause=_first_line(error)))
         return WireError(503, "database_error", "the proxy's database does not answer; try again")
     logger.error(line("call failed", error=type(error).__name__, cause=_first_line(error)), exc_info=_debug(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -188,3 +189,19 @@ def test_error_in_a_stream() -> None:
     with pytest.raises(EngineError) as caught:
         ask(handle, stream=True)
     assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(("echo", "same"), [([1, 2, 3], True), ([1, 2, 4], False), ([1, 2, 3, 4], False)])
+@pytest.mark.parametrize("spaced", [False, True])
+def test_echoed_prompt(echo: list[int], same: bool, spaced: bool) -> None:
+    """Ids that come back as they were sent are known by their text; any others are read, however they are written."""
+
+    async def generate(request: web.Request) -> web.Response:
+        value = {**GOOD, "text": '"prompt_token_ids":[1,2,3]', "prompt_token_ids": echo}
+        text = json.dumps(value) if spaced else orjson.dumps(value).decode()
+        return web.Response(text=text, content_type="application/json")
+
+    found = ask(generate).prompt_ids
+    assert found is not None
+    assert (list(found) == [1, 2, 3]) is same
+    assert list(found) == echo

@@ -14,6 +14,7 @@ from polar.errors import EngineError
 from polar.messages import Sampling
 from polar.proxy.ledger import as_ids
 from polar.proxy.sampling import EngineCall, HungUpError, patiently
+from polar.proxy.signals import Signal
 
 T = TypeVar("T")
 DOWN = EngineError("away", code="engine_down", retryable=True)
@@ -58,7 +59,7 @@ class FakeEngine(Engine):
 
 def call(engine: FakeEngine, **options: Any) -> EngineCall:
     """A call with a short timeout."""
-    settings = {"request_id": "r", "hangup": asyncio.Event(), "timeout": 5.0, "abort_grace": 0.2, "heard": None}
+    settings = {"request_id": "r", "hangup": Signal(), "timeout": 5.0, "abort_grace": 0.2, "heard": None}
     return EngineCall(engine, as_ids([1, 2, 3]), Sampling(), **{**settings, **options})
 
 
@@ -102,7 +103,7 @@ def test_hang_up_while_waiting_for_the_engine() -> None:
     """Nobody waits for an engine on behalf of a harness that left."""
 
     async def work() -> None:
-        hangup = asyncio.Event()
+        hangup = Signal()
         asyncio.get_running_loop().call_later(0.1, hangup.set)
         with pytest.raises(HungUpError):
             await asyncio.wait_for(patiently(call(FakeEngine(*[DOWN] * 50)).once, hangup, 60), 2)
@@ -115,7 +116,7 @@ def test_hang_up_aborts(heard: Callable[[list[int]], None] | None) -> None:
     """A hang-up aborts this very try and brings back what was sampled."""
 
     async def work() -> None:
-        engine, hangup = FakeEngine(None), asyncio.Event()
+        engine, hangup = FakeEngine(None), Signal()
         asyncio.get_running_loop().call_later(0.05, hangup.set)
         with pytest.raises(HungUpError) as caught:
             await call(engine, hangup=hangup, heard=heard).once()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from polar.proxy.gate import Gate, Passage, PolicyNow
 from polar.proxy.ledger import Ids, as_ids
 from polar.proxy.parts import Parts, joined, stamped, straddling
 from polar.proxy.sampling import EngineCall, HungUpError
+from polar.proxy.signals import Signal
 
 T = TypeVar("T")
 PROMPT = [100, 101]
@@ -87,7 +89,7 @@ class Rig:
     def __init__(self, last: int = 20) -> None:
         self.engine = Counting(last)
         self.gate = Gate()
-        self.hangup = asyncio.Event()
+        self.hangup = Signal()
         self.heard: list[int] = []
         self._epoch = 0
         self.turn(GateMode.OPEN, 1)
@@ -276,8 +278,9 @@ def test_the_sessions_time_counts_at_the_gate() -> None:
     async def work() -> None:
         rig = Rig()
         rig.turn(GateMode.DRAIN, 1)
+        end = time.monotonic() + 0.05
         with pytest.raises(BudgetError, match="paused"):
-            await rig.parts(left=lambda most: min(most, 0.05)).whole()
+            await rig.parts(left=lambda most: min(most, max(0.0, end - time.monotonic()))).whole()
         assert rig.engine.asked == []
 
     run(work)
