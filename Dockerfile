@@ -7,7 +7,7 @@ COPY workers workers
 COPY migrations migrations
 COPY templates templates
 COPY docker docker
-RUN pip install --no-cache-dir '.[server]'
+RUN pip install --no-cache-dir .
 ENV OPENBLAS_NUM_THREADS=1
 EXPOSE 8080 8100
 CMD ["polar", "--help"]

@@ -36,7 +36,7 @@ COMMANDS = {
     "serve_engine": "serve",
 }
 """Each command and the file of this folder that has it."""
-SERVER = "it needs the server: pip install 'polar-rollout[server]'"
+SERVER = "it needs all of Polar: pip install polar-rollout, in place of polar-rollout-client"
 
 
 class Commands(click.Group):
@@ -65,7 +65,7 @@ class Commands(click.Group):
 
 
 def _unavailable(name: str, missing: str) -> click.Command:
-    """In place of a command whose extra is not installed."""
+    """In place of a command whose packages are not installed."""
 
     def refuse(**_: object) -> None:
         raise click.ClickException(f"`polar {name}` is not installed ({missing} is missing); {SERVER}")

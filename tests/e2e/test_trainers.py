@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import uuid
@@ -109,7 +110,7 @@ def test_bridges_run_sessions(up: Up, client: Client) -> None:
             assert made.metadata["polar_reward"] is not None and made.status is SlimeSample.Status.COMPLETED
 
 
-def test_the_base_install_is_a_client(up: Up, client: Client, tmp_path: Path) -> None:
+def test_the_client_is_a_distribution_of_its_own(up: Up, client: Client, tmp_path: Path) -> None:
     """In a fresh environment without the server's packages the client reads results and submits a task."""
     task = example("tool_lookup", num_samples=1)
     (result,) = client.run(task)
@@ -117,12 +118,18 @@ def test_the_base_install_is_a_client(up: Up, client: Client, tmp_path: Path) ->
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     uv = Path(sys.executable).parent / "uv"
-    subprocess.run([str(uv), "pip", "install", "-q", "--python", str(python), str(ROOT)], check=True, cwd=tmp_path)
+    # Built from a copy: a build leaves its files beside the sources.
+    shutil.copytree(ROOT / "polar", tmp_path / "source/polar", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(
+        [str(uv), "pip", "install", "-q", "--python", str(python), str(tmp_path / "source/polar/client")],
+        check=True,
+        cwd=tmp_path,
+    )
     argv = [str(python), "-c", SUBMITS, client.url, up.http.headers["X-API-Key"], task["task_id"]]
     subprocess.run(argv, check=True, cwd=tmp_path)
     polar = str(python.parent / "polar")
     refused = subprocess.run([polar, "up"], capture_output=True, text=True, cwd=tmp_path)
-    assert refused.returncode == 1 and "pip install 'polar-rollout[server]'" in refused.stderr
+    assert refused.returncode == 1 and "pip install polar-rollout" in refused.stderr
     environ = {"POLAR_API_KEY": up.http.headers["X-API-Key"], "PATH": "/usr/bin"}
     shown = subprocess.run(
         [polar, "status", "--rollout-url", client.url], capture_output=True, text=True, cwd=tmp_path, env=environ
