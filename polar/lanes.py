@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from polar.lifecycle import CLOCK, LANE_ALIVE_SECONDS, rowcount
-from polar.models import Beat, Lane, Leftover, Node, RolloutSession, now
+from polar.models import Beat, Lane, Leftover, Node, RolloutSession
 from polar.topology import LaneSpec, NodeSpec
 
 SWEEPER = "sweep"
@@ -35,7 +35,7 @@ def beat(db: Session, node: NodeSpec, lane: LaneSpec) -> None:
 
 def swept(db: Session) -> None:
     """Note that the sweeper made its round."""
-    row = insert(Beat).values(name=SWEEPER, at=now())
+    row = insert(Beat).values(name=SWEEPER, at=CLOCK)
     db.execute(row.on_conflict_do_update(index_elements=["name"], set_={"at": row.excluded.at}))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from polar import lifecycle, policy
+from polar.clock import steady
 from polar.db import transaction
 from polar.log import line
 from polar.session_clock import SessionClock
@@ -33,7 +33,7 @@ class Held:
     """One lease of this process."""
 
     lost: threading.Event = field(default_factory=threading.Event)
-    renewed: float = field(default_factory=time.monotonic)
+    renewed: float = field(default_factory=steady)
     """Not later than the moment from which the database counts the lease."""
 
 
@@ -88,7 +88,7 @@ class LeaseKeeper:
             pause.wait(lifecycle.HEARTBEAT_SECONDS)
             if not (all_held := self._all()):
                 continue
-            began = time.monotonic()
+            began = steady()
             try:
                 with transaction(self._database) as db:
                     kept = lifecycle.renew(db, all_held)
@@ -109,7 +109,7 @@ class LeaseKeeper:
         while True:
             self._some.wait()
             pause.wait(WATCH_SECONDS)
-            before = time.monotonic() - lifecycle.LEASE_SECONDS
+            before = steady() - lifecycle.LEASE_SECONDS
             for (session_id, attempt), held in self._all().items():
                 if held.renewed < before and not held.lost.is_set():
                     logger.warning(line("lease ran out unrenewed", session=session_id, attempt=attempt))

@@ -179,6 +179,7 @@ def adopt(db: Session, session: RolloutSession, lane: Lane, key_hash: bytes) -> 
     moment = now()
     values: dict[str, Any] = {"stage": Stage.EXECUTE, "state": State.RUNNING, "key_hash": key_hash}
     values |= {"lane": lane.name, "node_id": lane.node_id, "execute_attempt": session.attempt, "claimed_at": moment}
+    db.execute(select(Policy.id).with_for_update(read=True))  # the gate cannot open between this and the commit
     values["lease_until"] = SESSION_CLOCK + timedelta(seconds=session.task.spec["timeout_seconds"])
     _guarded(db, session, values)
     record(db, [session.id], "adopt", Stage.EXECUTE, State.RUNNING, session.attempt, note={"lane": lane.name})

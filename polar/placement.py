@@ -47,12 +47,16 @@ def place(db: Session, lane_name: str) -> list[str]:
     values = {"stage": Stage.PREWARM, "state": State.QUEUED, "lane": lane_name}
     ids = list(db.scalars(PLACE, {**values, "room": room, "looked_at": room + SPARE}))
     if ids:
-        db.execute(
+        placed = db.execute(
             update(RolloutSession)
             .where(RolloutSession.id.in_(ids))
             .values(lane=lane_name, node_id=lane.node_id, woken_at=now())
+            .returning(RolloutSession.id, RolloutSession.attempt)
         )
-        record(db, ids, "place", Stage.PREWARM, State.QUEUED, note={"lane": lane_name})
+        attempts = dict(placed.tuples().all())
+        for attempt in set(attempts.values()):  # one, but for sessions that come from other nodes
+            these = [each for each in ids if attempts[each] == attempt]
+            record(db, these, "place", Stage.PREWARM, State.QUEUED, attempt, note={"lane": lane_name})
     return ids
 
 

@@ -1,13 +1,14 @@
 """Time as sessions count it: it stands still while the gate is closed, so that a pause costs no session its time.
 
-A process hears now and then how long the gate was closed so far, and goes on by its own clock in between. Who says so
-is `polar.policy`.
+A process hears now and then how long the gate was closed so far, and goes on by its steady clock in between. Who says
+so is `polar.policy`. When a session's time is up is a row's affair, and rows go by `polar.clock`: this one only counts.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+
+from polar.clock import steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class SessionClock:
 
     def heard(self, pauses: Pauses) -> None:
         """Go by this from now on."""
-        began = None if pauses.closed_for is None else time.monotonic() - pauses.closed_for
+        began = None if pauses.closed_for is None else steady() - pauses.closed_for
         self._known = pauses.seconds, began
 
     def __call__(self) -> float:
         over, began = self._known
-        return (time.monotonic() if began is None else began) - over
+        return (steady() if began is None else began) - over

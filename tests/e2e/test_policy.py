@@ -65,6 +65,30 @@ def test_a_round_of_training(up: Up) -> None:
     assert trace["trainable"] and trace["fidelity"] == "exact"
 
 
+@pytest.mark.parametrize("mode", ["drain", "abort"])
+def test_a_pause_costs_an_agent_no_time(up: Up, mode: str) -> None:
+    """A pause longer than all the time that the agent and its session have: both go on where they were, and complete.
+
+    The agent waits on its own end of the line; it is not told, and need not know."""
+    seconds = 10
+    ask = THREE_CALLS % "import time; time.sleep(1)"
+    task_id = up.submit(shell(ask, agent_timeout_seconds=seconds, timeout_seconds=seconds + 5))
+    until_turn(up, task_id, 1)
+    held = up.http.post("/rollout/pause", params={"mode": mode, "wait": 20}).json()
+    assert held["holds"], held
+    (before,) = up.http.get(f"/tasks/{task_id}/sessions").json()["sessions"]
+    time.sleep(seconds + 6)
+    (after,) = up.http.get(f"/tasks/{task_id}/sessions").json()["sessions"]
+    assert (after["stage"], after["state"], after["turns"]) == ("execute", "running", before["turns"])
+    up.http.post("/rollout/resume").raise_for_status()
+    (result,) = up.wait(task_id)["results"]
+    assert result["status"] == "COMPLETED", result["metadata"]
+    metadata = result["trajectory"]["metadata"]
+    assert (metadata["agent_result"]["exit_code"], metadata["record_count"]) == (0, 3)
+    moves = [each["move"] for each in up.http.get(f"/rollout/session/{result['session_id']}/events").json()["events"]]
+    assert "retry" not in moves and "time_out" not in moves
+
+
 def test_a_session_that_comes_too_late(up: Up) -> None:
     """A trace whose oldest token is further behind than its task allows does not train, and says so."""
     polar(up, "policy", "--version", "5", "--max-staleness", "0")

@@ -200,6 +200,9 @@ def test_a_session_of_a_node_that_is_gone_begins_again_elsewhere(database: Engin
     with pytest.raises(LostLeaseError), transaction(database) as db:
         lifecycle.advance(db, db.merge(old, load=False))
     assert [session_id] == place(database, "b")
+    with transaction(database) as db:
+        placed = queries.events_of(db, session_id)[-1]
+        assert (placed.move, placed.attempt) == ("place", 3)
     with transaction(database) as db:  # a message that waited for node a in the broker
         assert lifecycle.claim(db, session_id, Stage.PREWARM, "w", "a.gpu0") is None
         assert lifecycle.claim(db, session_id, Stage.PREWARM, "w", "b.gpu0") is not None
