@@ -12,7 +12,7 @@ LAYERS: list[set[str]] = [
     {"lifecycle", "placement", "recording", "models", "db", "lanes", "leases", "queries", "keys", "rehoming"}
     | {"admission", "bodies", "embedded", "fleet", "policy", "staleness", "tiny_engine", "weights"},
     {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards", "scoring"},
-    {"stages", "delivery", "sweep", "trainers"},
+    {"stages", "delivery", "sweep", "trainers", "exporting"},
     {"cli", "api", "admin", "proxy", "__main__"},
 ]
 FAMILIES = {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers"}
