@@ -11,7 +11,8 @@ LAYERS: list[set[str]] = [
     | {"metrics", "tracing", "spans", "clock", "statements", "client"},
     {"lifecycle", "placement", "recording", "models", "db", "lanes", "leases", "queries", "keys", "rehoming"}
     | {"admission", "bodies", "embedded", "fleet", "policy", "staleness", "tiny_engine", "weights"},
-    {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards", "scoring"},
+    {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards", "scoring"}
+    | {"regeneration"},
     {"stages", "delivery", "sweep", "trainers", "exporting"},
     {"cli", "api", "admin", "proxy", "__main__"},
 ]
