@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo up test test-unit test-engines test-harnesses test-trainers test-docker test-chaos test-nodes fuzz check docs format tiny-model clean
+.PHONY: help demo up test test-unit test-engines test-harnesses test-trainers test-docker test-chaos test-nodes fuzz check docs format tiny-model train-tiny clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -74,6 +74,10 @@ format: $(VENV)/.ready ## Rewrite the code in the house format
 tiny-model: $(VENV)/.ready ## Train the tiny checkpoint anew (needs torch, about two minutes)
 	$(BIN)/uv pip install -q --python $(BIN)/python -e ".[train]"
 	$(BIN)/python -m polar.tiny_engine.train
+
+train-tiny: $(VENV)/.ready ## Train the tiny model by reinforcement on rollouts of this machine (needs torch, minutes)
+	$(BIN)/uv pip install -q --python $(BIN)/python -e ".[train]"
+	$(BIN)/python examples/train_tiny/train.py
 
 clean: ## Remove the virtual environment and Polar's own data
 	rm -rf $(VENV) .polar

@@ -11,8 +11,9 @@ LAYERS: list[set[str]] = [
     | {"metrics", "tracing", "spans", "clock", "session_clock", "statements", "client"},
     {"lifecycle", "placement", "recording", "models", "db", "lanes", "leases", "queries", "keys", "rehoming"}
     | {"admission", "bodies", "embedded", "fleet", "listing", "policy", "staleness", "tiny_engine", "weights"},
-    {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards", "scoring"},
-    {"stages", "delivery", "sweep", "slices", "trainers"},
+    {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards", "scoring"}
+    | {"regeneration"},
+    {"stages", "delivery", "sweep", "slices", "trainers", "exporting"},
     {"cli", "api", "admin", "proxy", "__main__"},
 ]
 FAMILIES = {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers"}

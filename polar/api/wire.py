@@ -135,6 +135,8 @@ def session_result(
         "reward": session.reward,
         "stages": session.timing,
         "error": session.error,
+        "harness": _harness(task),
+        "ended_at": session.ended_at.timestamp() if session.ended_at else None,
     }
     return {
         "session_id": session.id,
@@ -194,12 +196,11 @@ def callback_body(db: Session, delivery: Delivery) -> dict[str, Any]:
 def task_row(row: dict[str, Any], mean_traces: float | None) -> dict[str, Any]:
     """One line of `/tasks`."""
     task: Task = row["task"]
-    agent = task.spec["agent"]
     return {
         "task_id": task.task_id,
         "status": task.state,
-        "harness": agent.get("harness") or agent.get("import_path"),
-        "model": agent.get("model_name"),
+        "harness": _harness(task),
+        "model": task.spec["agent"].get("model_name"),
         "num_samples": task.num_samples,
         "completed_sessions": row["completed"],
         "errored_sessions": row["errored"],
@@ -284,6 +285,11 @@ def lane_row(lane: Lane, *, draining: bool = False) -> dict[str, Any]:
         "ready_buffer": lane.ready_buffer,
         "last_heartbeat": lane.heartbeat_at.isoformat(),
     }
+
+
+def _harness(task: Task) -> str | None:
+    agent = task.spec["agent"]
+    return agent.get("harness") or agent.get("import_path")
 
 
 def _error_text(session: RolloutSession) -> str | None:

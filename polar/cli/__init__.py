@@ -24,6 +24,7 @@ COMMANDS = {
     "status": "client",
     "cancel": "client",
     "results": "results",
+    "export": "export",
     "policy": "policy",
     "push": "policy",
     "pause": "policy",

@@ -220,6 +220,21 @@ class AsyncClient:
         """Change what is given; `max_staleness=None` takes the bound away."""
         return await self._do(calls.set_policy(version, name, max_staleness))
 
+    async def push(
+        self,
+        version: int | str,
+        path: str,
+        *,
+        mode: str = "drain",
+        lanes: Iterable[str] | None = None,
+        probe: Mapping[str, Any] | None = None,
+        wait: float = 300.0,
+    ) -> Policy:
+        """Give every lane's engine the checkpoint at `path`; on an ApiError the gate stays closed: push again.
+
+        `probe` is {prompt_ids, output_ids, logprobs}, scored with the new weights: every engine has to agree."""
+        return await self._do(calls.push(version, path, mode, lanes, probe, wait))
+
     async def pause(self, mode: str = "drain", *, wait: float = 300.0) -> Policy:
         """Hold generation everywhere; returns once nothing is sampled. Raises NotHoldingError, the gate then closed."""
         return await self._do(calls.pause(mode, wait))

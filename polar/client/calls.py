@@ -6,7 +6,7 @@ The synchronous and the asynchronous client send the same values; only they touc
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -126,6 +126,15 @@ def pause(mode: str, wait: float) -> Call[Policy]:
 
 def resume(wait: float) -> Call[Policy]:
     return Call("POST", "/rollout/resume", Policy.read, {"wait": wait}, wait=wait)
+
+
+def push(
+    version: int | str, path: str, mode: str, lanes: Iterable[str] | None, probe: Mapping[str, Any] | None, wait: float
+) -> Call[Policy]:
+    body = {"version": version, "path": path, "mode": mode, "wait": wait}
+    body |= given(lanes=None if lanes is None else list(lanes), probe=probe)
+    # Not sent again: an engine that failed its probe would fail it for a minute. The gate is closed; nothing is lost.
+    return Call("POST", "/rollout/policy/push", Policy.read, body=body, wait=2 * wait, patient=False)
 
 
 def ready() -> Call[Json]:

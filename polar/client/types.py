@@ -240,3 +240,8 @@ class Policy:
     def calls(self) -> dict[str, int]:
         """After pause and resume: what became of the calls that were in flight."""
         return dict(self.raw.get("calls") or {})
+
+    @property
+    def lanes(self) -> dict[str, Json]:
+        """After a push: each lane's state, seconds, and how far its engine was from the probe."""
+        return dict(self.raw.get("lanes") or {})

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,7 +17,8 @@ import pytest
 from polar.engines.sglang import SGLangEngine
 from polar.scoring import Comparison, compare
 from tests.e2e.test_up import Up, example, start
-from tests.integration.rig import free_port
+from tests.fakes.checkpoints import shifted
+from tests.integration.rig import free_port, process
 
 pytestmark = pytest.mark.e2e
 FLOAT_NOISE = 1e-4
@@ -50,6 +52,32 @@ def test_every_trained_token_is_what_the_engine_says(up: Up, builder: str) -> No
     assert overall["compared_tokens"] == overall["trained_tokens"] > 50
     assert overall["max_difference"] < FLOAT_NOISE
     print(f"{builder}: {overall}")  # noqa: T201 - the figures are the result; pytest -s shows them
+
+
+def test_the_same_engine_says_the_same_again(up: Up) -> None:
+    """Asked from each call's very prompt with its seed, the engine that sampled gives every token back."""
+    status = up.run(example("tool_lookup", num_samples=2, sampling={"temperature": 1.0, "seed": 11}))
+    code, found = replay(up, status["task_id"], "--regenerate")
+    assert (code, found["overall"]["differ"]) == (0, 0)
+    assert found["overall"]["compared"] == found["overall"]["calls"] >= 4
+    assert {call["asked"] for call in found["calls"]} == {"recorded"}
+    assert max(call["mean_difference"] for call in found["calls"]) < FLOAT_NOISE
+
+
+def test_another_checkpoint_leaves_what_was_recorded(up: Up, tmp_path: Path) -> None:
+    """With other weights the first token that differs is shown, with what each of the two gave it."""
+    status = up.run(example("tool_lookup", num_samples=4, sampling={"temperature": 1.0, "seed": 11}))
+    model, port = shifted(tmp_path / "model", by=-0.6), free_port()
+    argv = [sys.executable, "-m", "polar.tiny_engine", "--model", str(model), "--port", str(port)]
+    with process(argv, f"http://127.0.0.1:{port}/model_info", {"OPENBLAS_NUM_THREADS": "1"}):
+        code, found = replay(up, status["task_id"], "--regenerate", "--engine-url", f"http://127.0.0.1:{port}")
+    apart = [call for call in found["calls"] if call["same"] is False]
+    assert code == 1 and found["overall"]["differ"] == len(apart) > 0
+    for call in apart:
+        assert call["recorded"] != call["other"] and call["recorded"]["id"] != call["other"]["id"]
+        assert call["recorded"]["logprob"] <= 0 and call["recorded_by_other"] <= 0
+        assert call["recorded_text"] is not None and len(call["before"]) == min(12, call["position"])
+    assert max(call["mean_difference"] for call in found["calls"]) > 10 * FLOAT_NOISE
 
 
 def test_another_temperature_is_not_compared(up: Up) -> None:
