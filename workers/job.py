@@ -47,7 +47,8 @@ app.conf.update(
     task_acks_late=False,
     broker_connection_retry_on_startup=True,
     broker_transport_options={
-        "visibility_timeout": 3600,
+        # Nor need the broker remember what a worker took: two transactions with it for each message, for nothing.
+        "ack_emulation": False,
         "health_check_interval": 30,
         # A line that is cut says nothing: a connection over it is given up within some fifteen seconds.
         "socket_keepalive": True,
