@@ -1,10 +1,11 @@
-"""`python docs/generate.py` — writes docs/reference from the code: REST, command line, task, topology.
+"""`python docs/generate.py` — writes docs/reference from the code: REST, command line, task, topology, errors.
 
 A test runs it and compares, so the pages cannot fall behind. Explanations are written by hand, elsewhere.
 """
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,11 +14,15 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
-from polar import cli, spec, topology
+from polar import cli, errors, spec, topology
 from polar.api import create_app, openapi
+from polar.api.auth import ForbiddenError
+from polar.api.described import OPERATIONS
+from polar.remedies import REMEDIES
 from polar.settings import Settings
 
-FOLDER = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs/reference"
 WRITTEN = "<!-- Written by docs/generate.py from the code. -->\n"
 
 
@@ -38,6 +43,7 @@ def pages() -> dict[str, str]:
         "rest.md": WRITTEN + "\n".join(rest(openapi.build(app))),
         "cli.md": WRITTEN + "\n".join(commands()),
         "task.md": WRITTEN + "\n".join(models("The task", TASK, spec.TaskRequest)),
+        "errors.md": WRITTEN + "\n".join(error_codes()),
         "topology.md": WRITTEN + "\n".join(models("The topology file", TOPOLOGY, topology.Topology)),
     }
 
@@ -47,6 +53,15 @@ path. Fields marked *addition* are not in the original's schema; the rest has it
 REST = """Made from `/openapi.json` (OpenAPI 3.1), which every API serves. A key goes into `Authorization: Bearer KEY`,
 `X-API-Key: KEY`, or the address, `http://polar:KEY@host`. Errors are problem documents (RFC 9457) whose `errors` name
 the fields. The proxy's own routes are those of the providers: [dialects](../dialects.md).
+"""
+ERRORS = """Every code that Polar gives. It is the last word of a problem document's `type`
+(`urn:polar:problem:CODE`), the `code` of a session that failed, and what programs should look at; the sentence beside
+it says what happened this time. The codes that an agent sees come in its provider's own shape:
+[dialects](../dialects.md#errors).
+
+*Whose*: whom a failed session blames; of an answer of the REST API it is the HTTP status. Codes without either are of
+the proxy's answers, or are never shown. Refusals that HTTP itself names have its words as codes, such as
+`method_not_allowed`.
 """
 COMMANDS = """What `polar COMMAND --help` says. Commands that talk to the API read `POLAR_URL` and `POLAR_API_KEY`.
 Shell completion: `eval "$(_POLAR_COMPLETE=bash_source polar)"`; `zsh_source` and `fish_source` for the others.
@@ -82,6 +97,17 @@ def rest(document: dict[str, Any]) -> Iterator[str]:
             if refusals:
                 yield f"Refusals: {', '.join(refusals)}.\n"
 
+    others = document["components"]["schemas"]
+    bodies = {each.body.__name__ for each in OPERATIONS.values() if each.body}
+    for name in sorted(others.keys() - OF_TASKS - bodies - {"Problem"}):
+        yield f"## {name}\n"
+        yield str(others[name].get("description", "")) + "\n"
+        yield from fields(others[name], others, "task.md")
+
+
+OF_TASKS = frozenset(spec.TaskRequest.model_json_schema()["$defs"])
+"""Models that the task's page describes."""
+
 
 def _cell(parameter: dict[str, Any]) -> str:
     schema = parameter["schema"]
@@ -105,7 +131,7 @@ def kind(schema: dict[str, Any], page: str) -> str:
     """A property's type in a few words, with its limits."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}]({page}#{name.lower()})"
+        return f"[{name}]({page if name in OF_TASKS else ''}#{name.lower()})"
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(kind(each, page) for each in schema["anyOf"]))
     if "enum" in schema:
@@ -136,6 +162,58 @@ def models(title: str, text: str, root: type[BaseModel]) -> Iterator[str]:
         yield f"## {name}\n"
         yield str(each.get("description", "")) + "\n"
         yield from fields(each, others)
+
+
+def error_codes() -> Iterator[str]:
+    """A row for each code, in the alphabet's order."""
+    yield f"# Errors\n\n{ERRORS}"
+    yield "| code | whose | what it means | what to do |\n|---|---|---|---|"
+    for code, whose in sorted(raised().items()):
+        remedy = REMEDIES[code]
+        yield f"| `{code}` | {', '.join(sorted(whose)) or '–'} | {remedy.means} | {remedy.do} |"
+
+
+def raised() -> dict[str, set[str]]:
+    """Each code that stands in the source, with whom it blames or its HTTP status."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "polar").rglob("*.py")]
+    constants = {name: value for tree in trees for name, value in _constants(tree)}
+    found: dict[str, set[str]] = {}
+    for kind in KINDS.values():
+        found.setdefault(kind.code, set()).update(_whose(kind))
+    for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func).rpartition(".")[2]
+        given = [each.value for each in call.keywords if each.arg == "code"]
+        whose = _whose(KINDS[name]) if name in KINDS else set()
+        if name == "problem" and len(call.args) > 2:
+            given, whose = [call.args[1]], {ast.unparse(call.args[0])}
+        for each in given:
+            code = constants.get(each.id) if isinstance(each, ast.Name) else getattr(each, "value", None)
+            if isinstance(code, str):
+                found.setdefault(code, set()).update(whose)
+    return found
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield ast.unparse(node.targets[0]), node.value.value
+
+
+def _whose(kind: type[errors.PolarError]) -> set[str]:
+    if issubclass(kind, errors.SessionError):
+        return {kind.blame}
+    return set() if kind in (errors.PolarError, errors.LostLeaseError) else {str(kind.http_status)}
+
+
+def _kinds(root: type[errors.PolarError]) -> Iterator[type[errors.PolarError]]:
+    yield root
+    for each in root.__subclasses__():
+        if each.__module__ == errors.__name__:
+            yield from _kinds(each)
+
+
+KINDS = {kind.__name__: kind for kind in (*_kinds(errors.PolarError), ForbiddenError)}
+"""Every error that is defined where all are, and the API's one more."""
 
 
 def commands() -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LAYERS: list[set[str]] = [
     {"spec", "messages", "dispatch", "settings", "topology", "registry", "log", "errors", "nesting", "__init__"}
-    | {"metrics", "tracing", "spans", "clock", "session_clock", "statements", "client"},
+    | {"metrics", "tracing", "spans", "remedies", "clock", "session_clock", "statements", "client"},
     {"lifecycle", "placement", "recording", "models", "db", "lanes", "leases", "queries", "keys", "rehoming"}
     | {"admission", "bodies", "embedded", "fleet", "listing", "policy", "staleness", "tiny_engine", "weights"},
     {"runtimes", "harnesses", "builders", "evaluators", "dialects", "engines", "renderers", "rewards", "scoring"}

@@ -13,6 +13,7 @@ from openapi_spec_validator import validate
 
 from polar.api import create_app, openapi
 from polar.api.described import OPERATIONS
+from polar.remedies import REMEDIES
 from polar.settings import Settings
 from tests.fakes.dispatcher import FakeDispatcher
 
@@ -69,6 +70,18 @@ def read_names(module: str) -> set[str]:
         elif ast.unparse(called) in ("number", "request.args.get") and isinstance(node.args[0], ast.Constant):
             found.add(str(node.args[0].value))
     return found
+
+
+def test_every_error_code_has_a_remedy() -> None:
+    """The codes of the source are exactly those of the table; each says in sentences what it means and what to do."""
+    codes = runpy.run_path(str(ROOT / "docs/generate.py"))["raised"]()
+    assert len(codes) > 90
+    assert codes.keys() == REMEDIES.keys(), codes.keys() ^ REMEDIES.keys()
+    for code, remedy in REMEDIES.items():
+        assert all(
+            text[0].isupper() or text.startswith(("pip", "answer_file", "skills_path", "task_dir")) for text in remedy
+        ), code
+        assert all(text.endswith((".", ":")) and len(text.split()) > 2 for text in remedy), code
 
 
 def test_the_reference_is_up_to_date() -> None:
