@@ -53,7 +53,7 @@ def place(db: Session, lane_name: str) -> list[str]:
             .values(lane=lane_name, node_id=lane.node_id, woken_at=now())
             .returning(RolloutSession.id, RolloutSession.attempt)
         )
-        attempts = dict(placed.tuples().all())
+        attempts = dict(placed.all())
         for attempt in set(attempts.values()):  # one, but for sessions that come from other nodes
             these = [each for each in ids if attempts[each] == attempt]
             record(db, these, "place", Stage.PREWARM, State.QUEUED, attempt, note={"lane": lane_name})
