@@ -35,6 +35,7 @@ ADMIN = [
     ("DELETE", "/nodes/x"),
     ("POST", "/nodes/x/resume"),
     ("PUT", "/rollout/policy"),
+    ("POST", "/rollout/policy/push"),
     ("POST", "/rollout/pause"),
     ("POST", "/rollout/resume"),
 ]
