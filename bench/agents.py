@@ -7,27 +7,26 @@ and write-ahead log can be told apart by kind. When each is due is `bench.scale`
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg
-from psycopg.rows import namedtuple_row
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, insert, text
 from sqlalchemy.orm import Session
 
 from polar import lanes, lifecycle, placement
 from polar.db import normal_url, transaction
-from polar.lifecycle import Stage, State
-from polar.models import RolloutSession, TraceRow, TrajectoryRow, now
-from polar.proxy.database import compiled
-from polar.proxy.recorder import CHARGE, DELIVER, INTEND, INTENDED, LEARNED, SETTLE, SETTLED, _adapted
+from polar.lifecycle import Stage
+from polar.models import Completion, RolloutSession, TraceRow, TrajectoryRow, now
+from polar.proxy.database import Database, compiled
 from polar.proxy.sessions import FIND
+from polar.proxy.statements import arguments, statement
 from polar.spec import TaskRequest, parse_task
 from polar.sweep import sweep
 from polar.topology import EngineSpec, LaneSpec, NodeSpec
@@ -35,6 +34,8 @@ from polar.topology import EngineSpec, LaneSpec, NodeSpec
 INSTRUCTION_BYTES, REQUEST_BYTES, PARSED_BYTES = 4_000, 3_000, 1_000
 PROMPT_TOKENS, OUTPUT_TOKENS = 500, 200
 """Of one call: what is new in the prompt, and what is sampled."""
+PATIENCE = 30.0
+"""Seconds that a statement may take."""
 
 
 @dataclass
@@ -74,18 +75,17 @@ class Work:
         )
         self._own = threading.local()
 
-    def raw(self) -> psycopg.Connection[Any]:
-        """This thread's connection as the proxy has it."""
-        if not hasattr(self._own, "connection"):
-            self._own.connection = psycopg.connect(
-                self._url.replace("postgresql+psycopg://", "postgresql://", 1),
-                autocommit=True,
-                prepare_threshold=0,
-                row_factory=namedtuple_row,
-                application_name=self.kind,
-            )
-        found: psycopg.Connection[Any] = self._own.connection
+    def rows(self, said: str, values: Sequence[Any]) -> list[Any]:
+        """What a statement finds over this thread's connection as the proxy has it."""
+        if not hasattr(self._own, "database"):
+            self._own.loop = asyncio.new_event_loop()
+            self._own.database = Database(f"{self._url}?application_name={self.kind}", 1)
+        found: list[Any] = self._own.loop.run_until_complete(self._own.database.patiently(said, values, PATIENCE))
         return found
+
+    def record(self, kind: str, row: dict[str, Any]) -> list[Any]:
+        """Write one record, in a statement of its own, as the proxy's recorder does with a batch of one."""
+        return self.rows(statement((kind,)), list(arguments(kind, [row])))
 
     def transaction(self) -> AbstractContextManager[Session]:
         return transaction(self.engine)
@@ -193,43 +193,48 @@ def swept(work: Work) -> list[str]:
 def find(work: Work, virtual: Virtual) -> None:
     """The query that each model call begins with."""
     query = compiled(FIND)
-    found = work.raw().execute(query.text, {**query.fixed, "key_hash": virtual.key_hash}, binary=True).fetchall()
-    if not found:
+    if not work.rows(query.text, query.arguments({"key_hash": virtual.key_hash})):
         raise RuntimeError(f"the key of {virtual.row.id} is not known")
 
 
 def intend(work: Work, virtual: Virtual) -> None:
     """A call is about to be made."""
+    work.record("intent", _intent(virtual))
+
+
+def in_flight(engine: Engine, calling: Sequence[Virtual]) -> None:
+    """The calls of sessions that are in the middle of one, as the moments before would have made them."""
+    nothing = {"output_ids": b"", "policy_versions": [], "engine": {}, "delivered": False}
+    for start in range(0, len(calling), 500):
+        with transaction(engine) as db:
+            db.execute(insert(Completion), [{**_intent(each), **nothing} for each in calling[start : start + 500]])
+
+
+def _intent(virtual: Virtual) -> dict[str, Any]:
     parent, virtual.completion = virtual.completion, f"cmp-{uuid.uuid4().hex[:24]}"
-    row: dict[str, Any] = dict.fromkeys(INTENDED, "")
-    row |= {"id": virtual.completion, "session_id": virtual.row.id, "attempt": 1, "outcome": "asked"}
+    row: dict[str, Any] = {"id": virtual.completion, "session_id": virtual.row.id, "attempt": 1, "outcome": "asked"}
     row |= {"parent_id": parent or None, "parent_reason": "continues", "dialect": "openai_chat", "role": "main"}
     row |= {"request": os.urandom(REQUEST_BYTES), "parsed": {"asked": os.urandom(PARSED_BYTES // 4).hex()}}
     row |= {"context_len": 2 * virtual.calls, "prompt_len": 700 * virtual.calls, "flags": [], "requested_at": now()}
-    work.raw().execute(INTEND, _adapted({**row, "suffix_ids": os.urandom(4 * PROMPT_TOKENS)}))
+    return {**row, "model_requested": "", "suffix_ids": os.urandom(4 * PROMPT_TOKENS)}
 
 
 def settle(work: Work, virtual: Virtual) -> None:
-    """A call ended; its session is charged in the same transaction."""
+    """A call ended; its session is charged in the same statement."""
     virtual.calls += 1
-    row: dict[str, Any] = dict.fromkeys((*SETTLED, *LEARNED))
-    row |= {"key": virtual.completion, "outcome": "answered", "model_used": "policy", "answer": None}
+    row: dict[str, Any] = {"id": virtual.completion, "outcome": "answered", "model_used": "policy"}
     row |= {"parsed": {"message": os.urandom(PARSED_BYTES // 4).hex()}, "chain_hash": os.urandom(16), "flags": []}
     row |= {"output_ids": os.urandom(4 * OUTPUT_TOKENS), "logprobs": os.urandom(4 * OUTPUT_TOKENS)}
     row |= {"finish_reason": "stop", "policy_versions": [{"version": "1", "start": 0, "end": OUTPUT_TOKENS}]}
     row |= {"engine": {"name": "sglang", "ms": 3000, "tries": 1}, "prompt_verified": True, "finished_at": now()}
-    fence = {"ids": [virtual.row.id], "attempts": [virtual.row.attempt], "keys": [virtual.key_hash], "turns": [1]}
-    where = {"tokens": [OUTPUT_TOKENS], "stage": Stage.EXECUTE.value, "state": State.RUNNING.value}
-    connection = work.raw()
-    with connection.transaction():
-        if not connection.execute(CHARGE, {**fence, **where}).fetchall():
-            raise RuntimeError(f"session {virtual.row.id} moved on while it was called for")
-        connection.execute(SETTLE, _adapted(row))
+    row |= {"session_id": virtual.row.id, "attempt": virtual.row.attempt, "key_hash": virtual.key_hash}
+    if not work.record("settle", {**row, "turns": 1, "tokens": OUTPUT_TOKENS}):
+        raise RuntimeError(f"session {virtual.row.id} moved on while it was called for")
 
 
 def deliver(work: Work, virtual: Virtual) -> None:
     """A harness received its answer whole."""
-    work.raw().execute(DELIVER, {"key": virtual.completion})
+    work.record("delivered", {"id": virtual.completion})
 
 
 SESSION_WORK: dict[str, Callable[[Work, Virtual], None]] = {

@@ -106,6 +106,7 @@ class Fleet:
 
     def start(self, database: Engine) -> None:
         """Everything that a running fleet has on its way."""
+        calling: list[Virtual] = []
         with transaction(database) as db:
             for node, lane in self.nodes:
                 for session_id in self.placed[lane.name][self.each :]:
@@ -115,10 +116,22 @@ class Fleet:
                     assert row.key_hash is not None
                     virtual = Virtual(row, calls=self._random.randrange(CALLS), key_hash=row.key_hash)
                     self.running[lane.name][row.id] = virtual
-                    self.turn(self._random.uniform(0, AGENT_SECONDS / CALLS), virtual)
+                    calling += [virtual] * self._join(virtual)
                 for every, kind in ((HEARTBEAT_SECONDS, "renew"), (LANE_BEAT_SECONDS, "beat")):
                     self.repeat(self._random.uniform(0, every), every, kind, partial(self._node_work, kind, node, lane))
         self.repeat(0.0, SWEEP_SECONDS, "sweep", agents.swept)
+        agents.in_flight(database, calling)
+
+    def _join(self, virtual: Virtual) -> bool:
+        """Take up a session anywhere in a turn, so that no second of the fleet is unlike another; True in a call."""
+        whole = self._random.uniform(0.5, 1.5) * AGENT_SECONDS / CALLS
+        at = self._random.random()
+        following = partial(self._after_turn, virtual, whole * (1 - ENGINE_SHARE))
+        if at < ENGINE_SHARE:
+            self.steps(0.0, virtual, [("settle", (ENGINE_SHARE - at) * whole), ("delivered", 0.01)], following)
+        else:
+            self._after_turn(virtual, (1 - at) * whole, 0.0)
+        return at < ENGINE_SHARE
 
     def add(
         self, at: float, kind: str, action: Callable[[Work], Any], then: Callable[[float, Any], None] = lambda *_: None

@@ -42,15 +42,13 @@ def session(db: Session, session_id: str) -> RolloutSession:
 
 
 def sessions_of(
-    db: Session, task_pk: uuid.UUID, *, after: int = -1, limit: int | None = None
+    db: Session, task_pk: uuid.UUID, *, after: int = -1, limit: int | None = None, ended: bool = False
 ) -> Sequence[RolloutSession]:
-    """In the order of their numbers, from the one that follows `after` on."""
-    return db.scalars(
-        select(RolloutSession)
-        .where(RolloutSession.task_pk == task_pk, RolloutSession.number > after)
-        .order_by(RolloutSession.number)
-        .limit(limit)
-    ).all()
+    """In the order of their numbers, from the one that follows `after` on; `ended`: only those that have."""
+    wanted = [RolloutSession.task_pk == task_pk, RolloutSession.number > after]
+    if ended:
+        wanted.append(RolloutSession.ended_at.is_not(None))
+    return db.scalars(select(RolloutSession).where(*wanted).order_by(RolloutSession.number).limit(limit)).all()
 
 
 def recent_sessions(db: Session, task_id: str | None, limit: int) -> Sequence[RolloutSession]:

@@ -173,9 +173,9 @@ def task_status(
 
 def load_task_status(db: Session, task: Task, *, full: bool = True) -> dict[str, Any]:
     """TaskStatus with everything that it needs read from the tables."""
-    sessions = queries.sessions_of(db, task.id)
-    found = freshness.trajectories_of(db, [each.id for each in sessions if each.ended_at is not None])
-    return task_status(task, sessions, found, full=full)
+    ended = queries.sessions_of(db, task.id, ended=True)
+    found = freshness.trajectories_of(db, [each.id for each in ended])
+    return task_status(task, ended, found, full=full)
 
 
 def task_result(db: Session, task: Task) -> dict[str, Any]:

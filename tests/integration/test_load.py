@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, event, select, text
 
 from polar import lanes, lifecycle, placement, queries
+from polar.api import wire
 from polar.db import transaction
 from polar.lifecycle import ENDED, Stage, State
 from polar.models import RolloutSession, SessionEvent
@@ -70,6 +71,15 @@ def test_submit_and_cancel_take_as_many_statements_for_many_sessions_as_for_two(
         }
         moves = db.execute(select(SessionEvent.move, SessionEvent.state).where(SessionEvent.session_id == many[7].id))
         assert moves.all() == [("open", "queued"), ("cancel", "cancelled")]
+
+
+def test_a_poll_reads_no_session_that_has_not_ended(database: Engine) -> None:
+    """A trainer that asks how its task does costs what has ended, not what waits."""
+    submit(database, "waits", MANY)
+    with transaction(database) as db:
+        told = wire.load_task_status(db, queries.task(db, "waits"))
+        assert (told["total_sessions"], told["completed_sessions"], told["results"]) == (MANY, 0, [])
+        assert not [each for each in db.identity_map.values() if isinstance(each, RolloutSession)]
 
 
 def test_a_cancelled_session_that_ran_keeps_how_long_and_by_whom(database: Engine, lane: str) -> None:
