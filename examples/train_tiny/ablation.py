@@ -18,7 +18,7 @@ ROWS = (("prefix_merging", "token"), ("per_request", "token"), ("prefix_merging"
 
 def main() -> None:
     """Run every row, then print the table."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     table = Table("builder", "mode", "traces", "updates", "tokens", "trainer CPU s", "wall s", "reward", "ratio off by")
     for builder, mode in ROWS:
         args = arguments(["--builder", builder, *sys.argv[1:]])

@@ -108,10 +108,12 @@ class Trainer:
         figures = {"gap": apart.abs().max().item(), "ratio": apart.exp().mean().item(), "loss": 0.0, "updates": 0}
         figures["ratio_spread"] = (apart.exp() - 1).abs().max().item()
         advantages(samples, "group_mean")
+        # Batches of about the same size: a last one of a single trace would be a step of full length for one session.
+        batches = max(1, round(len(samples) / self.args.batch))
         for _ in range(self.args.epochs):
             self.rng.shuffle(samples)
-            for start in range(0, len(samples), self.args.batch):
-                figures["loss"] += self._update(samples[start : start + self.args.batch])
+            for first in range(batches):
+                figures["loss"] += self._update(samples[first::batches])
                 figures["updates"] += 1
         return figures
 

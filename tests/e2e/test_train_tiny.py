@@ -27,7 +27,7 @@ def test_the_loop_closes(tmp_path: Path, flags: tuple[str, ...]) -> None:
     out = tmp_path / "steps.json"
     size = ("--steps", "2", "--groups", "2", "--size", "3", "--spoil", "1")
     argv = [sys.executable, str(EXAMPLE / "train.py"), *size, *flags, "--home", str(tmp_path), "--out", str(out)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = json.loads(out.read_text())["steps"]
     assert len(steps) == 2 and "largest gap between trainer and engine" in done.stdout
