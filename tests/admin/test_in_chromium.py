@@ -113,7 +113,6 @@ def pages(up: Up, chromium: Any) -> dict[str, str]:
         "help": "/admin/help",
         "flower": "/admin/flower/",
         "drain": "/admin/nodes/local/drain",
-        "docs": "/docs",
     }
     return {name: url + path for name, path in paths.items()}
 
