@@ -15,7 +15,7 @@ import click
 from pydantic import BaseModel
 
 from polar import cli, errors, spec, topology
-from polar.api import create_app, openapi
+from polar.api import create_app, docs, openapi
 from polar.api.auth import ForbiddenError
 from polar.api.described import OPERATIONS
 from polar.remedies import REMEDIES
@@ -50,9 +50,10 @@ def pages() -> dict[str, str]:
 
 TASK = """What `POST /rollout/task/submit` and `polar submit` take, as JSON or YAML. An unknown field is refused by its
 path. Fields marked *addition* are not in the original's schema; the rest has its names and meanings."""
-REST = """Made from `/openapi.json` (OpenAPI 3.1), which every API serves. A key goes into `Authorization: Bearer KEY`,
-`X-API-Key: KEY`, or the address, `http://polar:KEY@host`. Errors are problem documents (RFC 9457) whose `errors` name
-the fields. The proxy's own routes are those of the providers: [dialects](../dialects.md).
+REST = """Made from `/openapi.json` (OpenAPI 3.1), which every API serves, as a page at `/docs`. A key goes into
+`Authorization: Bearer KEY`, `X-API-Key: KEY`, or the address, `http://polar:KEY@host`. Errors are problem
+documents (RFC 9457) whose `errors` name the fields. The proxy's own routes are those of the providers:
+[dialects](../dialects.md).
 """
 ERRORS = """Every code that Polar gives. It is the last word of a problem document's `type`
 (`urn:polar:problem:CODE`), the `code` of a session that failed, and what programs should look at; the sentence beside
@@ -64,7 +65,7 @@ the proxy's answers, or are never shown. Refusals that HTTP itself names have it
 `method_not_allowed`.
 """
 COMMANDS = """What `polar COMMAND --help` says. Commands that talk to the API read `POLAR_URL` and `POLAR_API_KEY`.
-Shell completion: `eval "$(_POLAR_COMPLETE=bash_source polar)"`; `zsh_source` and `fish_source` for the others.
+Shell completion, of task names too: `eval "$(_POLAR_COMPLETE=bash_source polar)"`; `zsh_source`, `fish_source`.
 """
 TOPOLOGY = """Which nodes there are, their lanes, and the engines behind them; every `-c` takes it. The original's file
 loads as it is. An unknown key is refused by its path."""
@@ -127,29 +128,18 @@ def fields(schema: dict[str, Any], others: Mapping[str, Any], page: str = "") ->
     yield ""
 
 
-def kind(schema: dict[str, Any], page: str) -> str:
-    """A property's type in a few words, with its limits."""
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
+def kind(schema: Mapping[str, Any], page: str) -> str:
+    """A property's type in a few words, as /docs says it."""
+
+    def link(name: str) -> str:
         return f"[{name}]({page if name in OF_TASKS else ''}#{name.lower()})"
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(kind(each, page) for each in schema["anyOf"]))
-    if "enum" in schema:
-        return " or ".join(f"`{each}`" for each in schema["enum"])
-    if schema.get("type") == "array":
-        return f"list of {kind(schema['items'], page)}" if schema.get("items") else "list"
-    limits = [(word, schema[key]) for key, word in LIMITS.items() if key in schema]
-    return " ".join([str(schema.get("type", "any")), *(f"{word} {value:g}" for word, value in limits)])
+
+    return docs.kind(schema, link, "`{}`".format)
 
 
-LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-
-
-def _default(schema: dict[str, Any]) -> str:
-    found = schema.get("default")
-    if found is None or found == {} or found == []:
-        return "–"
-    return "its defaults" if isinstance(found, dict) else f"`{found}`"
+def _default(schema: Mapping[str, Any]) -> str:
+    found = docs.default(schema)
+    return found if found in ("–", "its defaults") else f"`{found}`"
 
 
 def models(title: str, text: str, root: type[BaseModel]) -> Iterator[str]:

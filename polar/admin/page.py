@@ -21,6 +21,7 @@ from polar import __version__
 from polar.db import transaction
 from polar.errors import NotFoundError, PolarError
 from polar.log import line
+from polar.remedies import REMEDIES
 
 logger = logging.getLogger(__name__)
 PREFIX = "/admin"
@@ -107,7 +108,7 @@ def _headers(response: AnyResponse) -> AnyResponse:
 
 @blueprint.app_context_processor
 def _shared() -> dict[str, Any]:
-    return {"version": __version__, "who": g.get("who"), "gate": g.get("gate")}
+    return {"version": __version__, "who": g.get("who"), "gate": g.get("gate"), "remedies": REMEDIES}
 
 
 @blueprint.errorhandler(PolarError)

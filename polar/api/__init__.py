@@ -13,7 +13,7 @@ from flask import Flask
 from flask.json.provider import JSONProvider
 
 from polar import admin
-from polar.api import auth, metrics, nodes, openapi, policy, problems, recorder, results, sessions, tasks, weights
+from polar.api import auth, docs, metrics, nodes, openapi, policy, problems, recorder, results, sessions, tasks, weights
 from polar.db import connect
 from polar.dispatch import Dispatcher
 from polar.settings import Settings
@@ -47,6 +47,7 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> Flask:
     app.register_blueprint(policy.blueprint)
     app.register_blueprint(weights.blueprint)
     app.register_blueprint(openapi.blueprint)
+    app.register_blueprint(docs.blueprint)
     metrics.register(app)
     admin.register(app)
     return app

@@ -15,7 +15,7 @@ from polar.db import transaction
 from polar.errors import AuthError
 
 ADMIN_PATHS = ("/nodes", "/rollout/policy", "/rollout/pause", "/rollout/resume")
-OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz", "/openapi.json", "/", "/admin"})
+OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz", "/openapi.json", "/docs", "/", "/admin"})
 """What tells nothing of the work; the last two only lead to the pages."""
 PAGES = "admin"
 """The blueprint of the pages, which have a login of their own."""
@@ -60,8 +60,8 @@ def register(app: Flask) -> None:
         with transaction(current_app.config["DATABASE"]) as db:
             found = keys.find(db, key)
         if found is None or not found.scopes:
-            raise AuthError("this API key is unknown or revoked", code="unknown_key")
+            raise AuthError("this API key is unknown or revoked: make another at /admin/keys", code="unknown_key")
         needed = scope_of(request.method, request.path)
         if needed not in found.scopes:
-            raise ForbiddenError(f"this API key lacks the scope {needed!r}")
+            raise ForbiddenError(f"this API key lacks the scope {needed!r}: make one that has it at /admin/keys")
         g.key_id = found.id

@@ -84,7 +84,9 @@ class Held:
     def problem(self, wait: float) -> Response:
         """504, with the gate closed still."""
         names = ", ".join(f"{each.id} ({each.in_flight} calls in flight)" for each in self.late)
-        detail = f"after {wait:g} s not every proxy holds, and the gate stays closed: {names}"
+        detail = (
+            f"after {wait:g} s not every proxy holds, and the gate stays closed: {names}; pause again to go on waiting"
+        )
         return problem(504, "not_holding", detail, more=self.answer)
 
 
@@ -95,7 +97,7 @@ def hold(mode: str, wait: float) -> Held:
         policy.change(db, gate=mode)
     found = _await(wait, lambda standing: not standing.not_holding() or standing.gate == GateMode.OPEN)
     if found.gate == GateMode.OPEN:
-        raise ConflictError("somebody resumed before every proxy was holding", code="resumed_meanwhile")
+        raise ConflictError("somebody resumed before every proxy was holding; pause again", code="resumed_meanwhile")
     late = found.not_holding()
     answer = shown() | _fate(found, began) | {"holds": not late, "not_holding": [each.id for each in late]}
     return Held(answer, late)

@@ -58,9 +58,10 @@ def register(app: Flask) -> None:
     def _http(error: HTTPException) -> Response:
         status = error.code or 500
         if status == HTTPStatus.NOT_FOUND:
-            detail = f"there is no {request.path}; the API's paths are listed at /openapi.json"
+            detail = f"there is no {request.path}; the API's paths are listed at /docs"
         elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            detail = f"the body is larger than {app.config['MAX_CONTENT_LENGTH'] >> 20} MiB"
+            most = app.config["MAX_CONTENT_LENGTH"] >> 20
+            detail = f"the body is larger than {most} MiB: send less, or raise POLAR_MAX_BODY_MB"
         else:
             detail = error.description or HTTPStatus(status).phrase
         return problem(status, HTTPStatus(status).phrase.lower().replace(" ", "_"), detail)
@@ -68,7 +69,9 @@ def register(app: Flask) -> None:
     @app.errorhandler(DataError)
     def _unstorable(error: DataError) -> Response:
         reason = str(error.orig).splitlines()[0]
-        return problem(422, "unstorable", f"a value that the database cannot hold: {reason}")
+        return problem(
+            422, "unstorable", f"a value that the database cannot hold: {reason}; take it out and send the rest again"
+        )
 
     @app.errorhandler(OperationalError)
     def _database(error: OperationalError) -> Response:
@@ -78,4 +81,6 @@ def register(app: Flask) -> None:
     @app.errorhandler(Exception)
     def _bug(error: Exception) -> Response:
         logger.exception(line("request broke", method=request.method, path=request.path))
-        return problem(500, "internal", "this is a bug of Polar's; its log says more")
+        return problem(
+            500, "internal", "this is a bug of Polar's; the API's log has the traceback: report it with that"
+        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 
 import click
+from click.shell_completion import CompletionItem
 
 from polar import __version__
 from polar.client.errors import ClientError
@@ -58,6 +59,12 @@ class Commands(click.Group):
         found: click.Command = getattr(module, cmd_name)
         return found
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names of commands without loading any: a shell asks at every press of the key."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
@@ -75,7 +82,17 @@ def _unavailable(name: str, missing: str) -> click.Command:
     return click.Command(name, callback=refuse, help=f"Not installed; {SERVER}.", context_settings=settings)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+EPILOG = """Example: polar submit examples/tool_lookup/task.yaml
+
+Completion of commands, options and task names: eval "$(_POLAR_COMPLETE=bash_source polar)" in ~/.bashrc; zsh_source
+and fish_source for the others."""
+
+
+@click.group(
+    cls=Commands,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="polar")
 def main() -> None:
     """Rollouts as a service for agentic reinforcement learning.

@@ -19,6 +19,8 @@ import polar.client
 from polar.client import AuthError, ClientError, Retry, UnreachableError
 from polar.client.retry import NO_RETRY
 from polar.dispatch import STAGE_NAMES
+from polar.errors import PolarError
+from polar.remedies import REMEDIES
 from polar.settings import Settings
 
 # Where nobody looks at a terminal (CI, a file), a table needs no narrowing.
@@ -75,9 +77,9 @@ def load_task(path: Path) -> dict[str, Any]:
     try:
         task = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
-        raise click.ClickException(f"{path}: neither JSON nor YAML: {error}") from None
+        raise click.ClickException(f"{path}: neither JSON nor YAML, mend that line: {error}") from None
     if not isinstance(task, dict):
-        raise click.ClickException(f"{path}: a task is a mapping of fields")
+        raise click.ClickException(f"{path}: a task is a mapping of fields, such as examples/tool_lookup/task.yaml")
     runtime = task.get("runtime")
     for name in ("prepare", "eval_prepare"):
         for action in (isinstance(runtime, dict) and runtime.get(name)) or []:
@@ -90,6 +92,15 @@ def load_task(path: Path) -> dict[str, Any]:
         if isinstance(config, dict) and isinstance(config.get(name), str) and (path.parent / config[name]).exists():
             config[name] = str((path.parent / config[name]).resolve())
     return task
+
+
+def task_ids(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell: the newest tasks whose names begin so. A shell that asks wants names, and no reason why not."""
+    try:
+        listed = connect(None, os.environ.get("POLAR_URL")).call("GET", "/tasks", params={"limit": 200}, timeout=0.0)
+    except (click.ClickException, PolarError):
+        return []
+    return [row["task_id"] for row in listed["tasks"] if row["task_id"].startswith(incomplete)]
 
 
 CONFIG = click.option(
@@ -132,6 +143,7 @@ def submit(
         click.echo(json.dumps(final))
     else:
         console.print(sessions_table(client.call("GET", f"/tasks/{final['task_id']}/sessions")["sessions"]))
+        show_failures(final)
         show_withheld(final)
     if final["status"] != "completed":
         raise SystemExit(1)
@@ -176,6 +188,14 @@ def sessions_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def show_failures(final: dict[str, Any]) -> None:
+    """A line for each reason why sessions failed, with what to do next."""
+    errors = [result["metadata"].get("error") or {} for result in final["results"]]
+    for (code, message), count in _tally((error["code"], error["message"]) for error in errors if "code" in error):
+        then = f" What to do: {REMEDIES[code].do}" if code in REMEDIES else ""
+        console.print(f"{count} × {code}: {message}.{then}", soft_wrap=True, markup=False)
+
+
 def show_withheld(final: dict[str, Any]) -> None:
     """A line for each reason why traces are not handed out for training."""
     decisions = [
@@ -189,7 +209,7 @@ def show_withheld(final: dict[str, Any]) -> None:
 
 
 @click.command(epilog="Example: polar status my-task")
-@click.argument("task_id", required=False)
+@click.argument("task_id", required=False, shell_complete=task_ids)
 @CONFIG
 @URL
 @AS_JSON
@@ -202,7 +222,9 @@ def status(task_id: str | None, config: Path | None, rollout_url: str | None, as
             click.echo(json.dumps(listed))
             return
         console.print(sessions_table(listed["sessions"]))
-        show_withheld(client.call("GET", f"/rollout/task/{task_id}", params={"view": "summary"}))
+        final = client.call("GET", f"/rollout/task/{task_id}", params={"view": "summary"})
+        show_failures(final)
+        show_withheld(final)
         return
     overview = client.call("GET", "/rollout/status")
     if as_json:
@@ -226,7 +248,7 @@ def status(task_id: str | None, config: Path | None, rollout_url: str | None, as
 
 
 @click.command(epilog="Example: polar cancel my-task")
-@click.argument("task_id")
+@click.argument("task_id", shell_complete=task_ids)
 @CONFIG
 @URL
 def cancel(task_id: str, config: Path | None, rollout_url: str | None) -> None:

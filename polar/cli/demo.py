@@ -75,7 +75,8 @@ class RunningPolar:
             while not self._ready(client):
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     self.__exit__()
-                    raise click.ClickException(f"Polar did not start:\n{self.log.read_text()[-2000:]}")
+                    end = self.log.read_text()[-2000:]
+                    raise click.ClickException(f"Polar did not start; `polar doctor` says what is missing:\n{end}")
                 time.sleep(0.1)
         return client
 

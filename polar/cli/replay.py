@@ -17,7 +17,7 @@ import click
 from rich.table import Table
 
 from polar import regeneration
-from polar.cli.client import AS_JSON, CONFIG, URL, Client, connect, console
+from polar.cli.client import AS_JSON, CONFIG, URL, Client, connect, console, task_ids
 from polar.cli.regenerated import Asked, decoder, show_regenerated
 from polar.engines import ENGINES
 from polar.engines.base import Engine, Passport
@@ -41,7 +41,7 @@ class Replayed:
 
 
 @click.command(epilog="Example: polar replay tool-lookup")
-@click.argument("task_id", required=False)
+@click.argument("task_id", required=False, shell_complete=task_ids)
 @click.option("--session", "session_id", help="One session instead of a whole task.")
 @click.option("--engine-url", help="Score with this engine.  [default: the engine of each session's lane]")
 @click.option("--engine", "kind", type=click.Choice(sorted(ENGINES)), default="sglang", help="What --engine-url is.")
@@ -114,7 +114,7 @@ def _results(client: Client, task_id: str | None, session_id: str | None) -> lis
         if traces:
             found.append({"session_id": session["session_id"], "lane": session["lane"], "traces": traces})
     if not found:
-        raise click.ClickException("there is no trace to replay yet")
+        raise click.ClickException("there is no trace to replay yet; `polar status` shows when a session has ended")
     return found
 
 
@@ -163,7 +163,9 @@ async def _engine(http: aiohttp.ClientSession, lane: dict[str, Any]) -> tuple[En
     engine = cls(lane["base_url"], http, model=lane.get("model"))
     passport = await engine.passport()
     if passport.scripted:
-        raise click.ClickException(f"the engine at {engine.url} replays a script; it has nothing to score with")
+        raise click.ClickException(
+            f"the engine at {engine.url} replays a script and cannot score; name another with --engine-url"
+        )
     return engine, passport
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,24 @@ def test_the_document_is_openapi(app: Flask) -> None:
 
 def test_every_route_is_in_the_document(app: Flask) -> None:
     """Every route of the REST API is described, and nothing else is; each has a sentence."""
-    pages = ("static", "admin.", "front")
+    pages = ("static", "admin.", "front", "docs.")
     routes = {rule.endpoint for rule in app.url_map.iter_rules() if not rule.endpoint.startswith(pages)}
     assert routes == OPERATIONS.keys()
     for operations in openapi.build(app)["paths"].values():
         assert all(each["summary"] for each in operations.values())
+
+
+def test_the_page_has_all_of_it(app: Flask) -> None:
+    """/docs is open to all, and has every operation, model and error code where a link can lead."""
+    with app.test_client() as client:
+        answer = client.get("/docs")
+    assert answer.status_code == 200 and "default-src 'self'" in answer.headers["Content-Security-Policy"]
+    document = openapi.build(app)
+    ids = set(re.findall(r' id="([^"]+)"', answer.text))
+    operations = {each["operationId"] for path in document["paths"].values() for each in path.values()}
+    assert operations | document["components"]["schemas"].keys() | REMEDIES.keys() <= ids
+    assert {link[1:] for link in re.findall(r'href="(#[^"]+)"', answer.text)} <= ids
+    assert "&lt;a " not in answer.text and "&amp;lt;" not in answer.text
 
 
 def test_described_parameters_are_those_that_are_read() -> None:
