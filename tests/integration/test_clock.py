@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -14,21 +13,21 @@ import pytest
 from sqlalchemy import Engine, text
 
 from polar import lanes, lifecycle
-from polar.db import AWAY, connect, patiently, transaction
+from polar.db import transaction
 from polar.lifecycle import LEASE_SECONDS, Stage
 from tests.fakes.tasks import task, topology
 
 pytestmark = pytest.mark.integration
 ELSEWHERE = """
 import sys, time
-from polar import lanes, lifecycle
+from polar import lanes, lifecycle, sweep
 from polar.db import connect, transaction
 from polar.lifecycle import Stage
 database = connect(sys.argv[1], pool_size=1)
 print("here", flush=True)
 sys.stdin.readline()
 with transaction(database) as db:
-    print(len(lifecycle.expired(db)), len(lifecycle.overdue(db)), len(lanes.alive(db)))
+    print(len(sweep.expired(db)), len(sweep.overdue(db)), len(lanes.alive(db)))
     assert lifecycle.claim(db, sys.argv[2], Stage.PREWARM, "elsewhere")
 print(round(time.time() - float(sys.argv[3])))
 """
@@ -54,27 +53,3 @@ def test_a_node_with_a_wrong_clock_does_no_harm(database: Engine, database_url: 
     with database.connect() as db:
         left = text("SELECT extract(epoch FROM lease_until - now()) FROM sessions WHERE id = :id")
         assert 0 < db.execute(left, {"id": second}).scalar_one() <= LEASE_SECONDS
-
-
-def test_a_database_that_is_away_for_a_while_is_waited_for(postgres: str, database_url: str) -> None:
-    """A transaction is done again until it works; one that stays away is an error in the end."""
-    name = database_url.rpartition("/")[2]
-    server, there = connect(postgres, pool_size=1), connect(database_url, pool_size=1)
-
-    def let(allowed: bool) -> None:
-        with server.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
-            db.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS {allowed}'))
-            db.execute(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :n"), {"n": name})
-
-    def ask() -> int:
-        with transaction(there) as db:
-            return int(db.execute(text("SELECT 42")).scalar_one())
-
-    assert ask() == 42
-    let(False)
-    with pytest.raises(AWAY):
-        patiently(ask, 0.5)
-    threading.Timer(1.0, let, (True,)).start()
-    assert patiently(ask, 20) == 42
-    there.dispose()
-    server.dispose()
