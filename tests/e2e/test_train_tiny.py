@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,13 @@ def test_the_judge(tmp_path: Path, answer: dict[str, object] | None, reward: str
     assert said.strip() == reward
 
 
-def test_the_trainer_stays_readable() -> None:
-    """It is there to be read."""
+def test_the_page_has_what_was_measured() -> None:
+    """The README's table is of the figures that the plot was drawn from, and the trainer stays readable."""
+    page = (EXAMPLE / "README.md").read_text()
+    runs = json.loads((EXAMPLE / "reward.json").read_text())
+    assert len(runs) == 3 and len(re.findall(r"^\| \d \|", page, re.MULTILINE)) == 3
+    for seed, rewards in runs.items():
+        first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
+        assert f"| {seed} | {len(rewards)} | {first:.2f} | {last:.2f} | {max(rewards):.2f} |" in page
+        assert last > first + 0.3
     assert len((EXAMPLE / "train.py").read_text().splitlines()) < 300
