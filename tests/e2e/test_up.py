@@ -193,7 +193,7 @@ def test_cancelling_stops_the_agent(up: Up) -> None:
 def test_an_agent_that_gives_up_on_a_dead_proxy_is_run_again(up: Up) -> None:
     """One that asks only once, and fails because its proxy was killed, has not failed: it runs again."""
     name = uuid.uuid4().hex
-    task_id = up.submit(shell(THREE_CALLS % f"import time; open('/tmp/{name}', 'w').close(); time.sleep(1.5)"))
+    task_id = up.submit(shell(THREE_CALLS % f"import time; open('/tmp/{name}', 'w').close(); time.sleep(0.3)"))
     marker, end = Path(f"/tmp/{name}"), time.monotonic() + 40
     while not marker.exists():
         assert time.monotonic() < end
