@@ -67,7 +67,8 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         reads = Reads(settings.database_url, limits.commit)
-        recorder = Recorder(settings.database_url, limits.commit, limits.deliver_grace / 5)
+        # No time for company: an agent may end with its last answer, which without its note would be a ghost.
+        recorder = Recorder(settings.database_url, limits.commit, 0.0)
         pool = EnginePool()
         gate = Gate()
         watch = Watch(settings.database_url, settings.node_id, gate, limits.beat)

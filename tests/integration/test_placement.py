@@ -205,7 +205,7 @@ def test_hundreds_of_tasks_are_placed_by_the_rule(database: Engine) -> None:
         if turn % 5 == 0:
             with transaction(database) as db:
                 lifecycle.cancel_task(db, f"t{chance.randrange(300)}")
-    assert min(placed.values()) > 10
+    assert min(placed.values()) > 5
 
 
 def test_lanes_that_race_take_each_session_once_and_in_order(database: Engine) -> None:
