@@ -110,6 +110,11 @@ class RuntimeSpec(Spec):
     def name(self) -> str:
         return self.import_path or self.backend
 
+    @property
+    def isolated(self) -> bool:
+        """Whether nothing but the proxy may be reached."""
+        return self.network == "none" or not self.allow_internet
+
 
 class MCPServerSpec(Spec):
     """A server of tools beside the harness's own."""

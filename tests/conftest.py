@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy import Engine, text
 
 import migrations
+from polar import tracing
 from polar.db import connect
 from polar.embedded import EmbeddedBroker, EmbeddedPostgres
 from polar.runtimes.docker_daemon import client as runtimes_docker_client
@@ -19,10 +23,12 @@ from tests.fakes import docker_daemon
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Postgres of this test process; the URL of its database."""
-    server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres") / "data")
+    data = tmp_path_factory.mktemp("postgres") / "data"
+    server = EmbeddedPostgres(data)
     server.start()
     yield server.url
     server.stop()
+    shutil.rmtree(data)
 
 
 @pytest.fixture(scope="session")
@@ -31,11 +37,15 @@ def template_database(postgres: str) -> str:
     return _create(postgres, "polar_template", migrate=True)
 
 
-def _create(postgres: str, name: str, *, template: str = "template1", migrate: bool = False) -> str:
+def _on_server(postgres: str, statement: str) -> None:
     server = connect(postgres, pool_size=1)
     with server.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'))
+        connection.execute(text(statement))
     server.dispose()
+
+
+def _create(postgres: str, name: str, *, template: str = "template1", migrate: bool = False) -> str:
+    _on_server(postgres, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
     url = postgres.rpartition("/")[0] + f"/{name}"
     if migrate:
         migrations.upgrade(url)
@@ -43,9 +53,11 @@ def _create(postgres: str, name: str, *, template: str = "template1", migrate: b
 
 
 @pytest.fixture
-def database_url(postgres: str, template_database: str) -> str:
-    """An empty, migrated database of this test alone."""
-    return _create(postgres, f"test_{uuid.uuid4().hex[:12]}", template=template_database.rpartition("/")[2])
+def database_url(postgres: str, template_database: str) -> Iterator[str]:
+    """An empty, migrated database of this test alone; dropped after it, or a thousand tests would fill a disk."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield _create(postgres, name, template=template_database.rpartition("/")[2])
+    _on_server(postgres, f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture
@@ -83,3 +95,12 @@ def docker_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def repository() -> Path:
     """The checkout."""
     return Path(__file__).parent.parent
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    """Tracing, on, into memory."""
+    exporter = InMemorySpanExporter()
+    tracing.begin(SimpleSpanProcessor(exporter), "test")
+    yield exporter
+    tracing.end()

@@ -16,7 +16,7 @@ from rich.markup import escape
 from sqlalchemy.exc import SQLAlchemyError
 
 from polar.cli import services
-from polar.cli.fleet import Check, fleet, lacking
+from polar.cli.checks import Check, checks, lacking
 from polar.db import connect
 from polar.errors import EngineError, PolarError
 from polar.registry import load
@@ -25,7 +25,7 @@ from polar.renderers.selftest import self_test
 from polar.runtimes import RUNTIMES
 from polar.runtimes.base import Runtime
 from polar.settings import Settings
-from polar.stages import left_over
+from polar.stages import orphans
 from polar.stages.fitness import engine_class, probed
 from polar.topology import LaneSpec, Topology, load_topology
 
@@ -54,15 +54,15 @@ def machine(settings: Settings) -> Iterator[Check]:
         yield f"runtime {name}", reason is None or name != "local", reason or "ready"
 
 
-def leftovers(settings: Settings) -> Iterator[Check]:
+def orphaned(settings: Settings) -> Iterator[Check]:
     """Sandboxes that dead workers left here and no session names: they are removed."""
     if not settings.database_url:
         return
     try:
-        gone = left_over.sweep(connect(settings.database_url, pool_size=1), settings, settings.node_id)
+        gone = orphans.sweep(connect(settings.database_url, pool_size=1), settings, settings.node_id)
     except SQLAlchemyError:  # said by the look at the servers
         return
-    yield "leftovers", True, f"removed {gone}" if gone else "none"
+    yield "orphans", True, f"removed {gone}" if gone else "none"
 
 
 def disk(folder: Path) -> Check:
@@ -78,7 +78,7 @@ def servers(settings: Settings) -> Iterator[Check]:
     """Postgres and broker, and what Postgres knows of the fleet."""
     url = services.database_url(settings)
     if url:
-        yield from fleet(url, settings)
+        yield from checks(url, settings)
     else:
         yield "postgres", True, "POLAR_DATABASE_URL is not set, and none is embedded yet: `polar up` embeds one"
     if settings.broker_url:
@@ -175,7 +175,7 @@ def doctor(config: Path | None) -> None:
     looks: tuple[Callable[[], Iterator[Check]], ...] = (
         lambda: machine(settings),
         lambda: servers(settings),
-        lambda: leftovers(settings),
+        lambda: orphaned(settings),
         lambda: addresses(settings, config),
     )
     well = True

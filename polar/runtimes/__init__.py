@@ -11,7 +11,7 @@ from typing import Any
 
 from polar.errors import SpecError
 from polar.registry import load
-from polar.runtimes.base import CANNOT_KEEP, ExecResult, LeftOver, Limits, Runtime
+from polar.runtimes.base import CANNOT_KEEP, ExecResult, Limits, Orphan, Runtime
 from polar.spec import RuntimeSpec
 
 RUNTIMES = {
@@ -51,7 +51,7 @@ __all__ = [
     "CANNOT_KEEP",
     "RUNTIMES",
     "ExecResult",
-    "LeftOver",
+    "Orphan",
     "Limits",
     "Runtime",
     "attach",

@@ -89,10 +89,6 @@ class ApptainerRuntime(Runtime):
     def _program(self) -> str:
         return _program() or PROGRAMS[0]
 
-    @property
-    def _isolated(self) -> bool:
-        return self.spec.network == "none" or not self.spec.allow_internet
-
     def start(self, limits: Limits) -> None:
         why = self.unavailable()
         if why is not None:
@@ -131,7 +127,7 @@ class ApptainerRuntime(Runtime):
             argv += ["--bind", str(volume)]
         argv += ["--nv"] if spec.gpus else []
         argv += ["--fakeroot"] if spec.kwargs.get("fakeroot") else []
-        argv += ["--net", "--network", "none"] if self._isolated else []
+        argv += ["--net", "--network", "none"] if self.spec.isolated else []
         argv += ["--cpus", str(spec.cpus)] if spec.cpus is not None else []
         argv += ["--memory", f"{spec.memory_mb}M"] if spec.memory_mb is not None else []
         argv += ["--pids-limit", str(spec.pids)] if spec.pids is not None else []
@@ -190,7 +186,7 @@ class ApptainerRuntime(Runtime):
         return process.run(command, limits=limits, scratch=self.workspace / "output")
 
     def reach(self, url: str) -> str:
-        return self._reached.reach(url) if self._isolated else url
+        return self._reached.reach(url) if self.spec.isolated else url
 
     def expose(self, path: Path) -> str:
         shown = str(path.absolute())

@@ -73,7 +73,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOver:
+class Orphan:
     """A sandbox that a runtime found without its handle."""
 
     session_id: str
@@ -151,7 +151,7 @@ class Runtime(ABC):
         return []
 
     @classmethod
-    def left_over(cls, home: str) -> Iterator[LeftOver]:
+    def orphans(cls, home: str) -> Iterator[Orphan]:
         """What it finds on this node, by its own labels, of the Polar home that is labelled `home`; most look nowhere,
         because their sandboxes are folders and processes that end with their handles."""
         yield from ()

@@ -76,10 +76,6 @@ class BubblewrapRuntime(NodeRuntime):
     def _root(self) -> Path:
         return self.workspace / "root"
 
-    @property
-    def _isolated(self) -> bool:
-        return self.spec.network == "none" or not self.spec.allow_internet
-
     def start(self, limits: Limits) -> None:
         why = self.unavailable()
         if why is not None:
@@ -98,7 +94,7 @@ class BubblewrapRuntime(NodeRuntime):
             raise RuntimeFault(f"the sandbox does not start: bwrap {tried.summary()}")
 
     def reach(self, url: str) -> str:
-        if not self._isolated:
+        if not self.spec.isolated:
             return url
         return self._reached.reach(url)
 
@@ -121,9 +117,9 @@ class BubblewrapRuntime(NodeRuntime):
         inner = process.shell_argv(command, posixpath.join(self.workdir, cwd))
         with ExitStack() as relays:
             argv = [*NAMESPACES, "--hostname", "polar", *self._mounts()]
-            if self._isolated:
+            if self.spec.isolated:
                 argv.append("--unshare-net")
-            if self._isolated and (reached := self._reached.ports()):
+            if self.spec.isolated and (reached := self._reached.ports()):
                 pairs = []
                 for port, address in reached.items():
                     name = uuid.uuid4().hex

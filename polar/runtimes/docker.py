@@ -26,7 +26,7 @@ from docker.types import DeviceRequest, Mount
 
 from polar.errors import RuntimeFault
 from polar.runtimes import docker_daemon, docker_exec, docker_files, environment, files, namespace
-from polar.runtimes.base import CANNOT_KEEP, ExecResult, LeftOver, Limits, Runtime
+from polar.runtimes.base import CANNOT_KEEP, ExecResult, Limits, Orphan, Runtime
 from polar.runtimes.docker_daemon import client, faults
 from polar.spec import RuntimeSpec
 
@@ -96,7 +96,7 @@ class DockerRuntime(Runtime):
         return [Path(_volume(str(volume))[0]) for volume in spec.kwargs.get("volumes", [])]
 
     @classmethod
-    def left_over(cls, home: str) -> Iterator[LeftOver]:
+    def orphans(cls, home: str) -> Iterator[Orphan]:
         """Containers that carry the home's label, running or not."""
         if cls.unavailable() is not None:
             return
@@ -105,7 +105,7 @@ class DockerRuntime(Runtime):
         for each in found:
             labels = each["Labels"]
             session_id, workspace = labels.get(f"{LABEL}session", ""), Path(labels.get(f"{LABEL}workspace", "/"))
-            yield LeftOver(session_id, workspace, partial(_remove, each["Id"]))
+            yield Orphan(session_id, workspace, partial(_remove, each["Id"]))
 
     @property
     def workdir(self) -> str:
@@ -115,10 +115,6 @@ class DockerRuntime(Runtime):
     def _container_name(self) -> str:
         # From the path alone, so that whoever attaches to the handle finds the same one.
         return f"polar-{self.session_id[:40]}-{hashlib.sha256(str(self.workspace).encode()).hexdigest()[:12]}"
-
-    @property
-    def _isolated(self) -> bool:
-        return self.spec.network == "none" or not self.spec.allow_internet
 
     @cached_property
     def _container(self) -> Container:
@@ -173,7 +169,7 @@ class DockerRuntime(Runtime):
         memory = f"{spec.memory_mb}m" if spec.memory_mb is not None else None
         limits: dict[str, Any] = {
             "init": True,
-            "network_mode": "none" if self._isolated else spec.network or "bridge",
+            "network_mode": "none" if self.spec.isolated else spec.network or "bridge",
             "mem_limit": memory,
             "memswap_limit": memory,
             "nano_cpus": spec.cpus * 10**9 if spec.cpus is not None else None,
@@ -223,7 +219,7 @@ class DockerRuntime(Runtime):
     def reach(self, url: str) -> str:
         host = urlsplit(url).hostname or ""
         elsewhere = not (host == "localhost" or host.startswith("127."))
-        if not self._isolated and (self.spec.network == "host" or elsewhere):
+        if not self.spec.isolated and (self.spec.network == "host" or elsewhere):
             return url
         return self._relays.reached.reach(url)
 

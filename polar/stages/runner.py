@@ -25,7 +25,7 @@ from polar.log import line
 from polar.models import RolloutSession
 from polar.settings import Settings
 from polar.spec import TaskRequest
-from polar.stages import STAGE_RUNS, fitness, left_over
+from polar.stages import STAGE_RUNS, fitness, orphans
 from polar.stages.base import Job, Outcome
 from polar.topology import LaneSpec, NodeSpec
 
@@ -236,4 +236,4 @@ class Lane:
                 lanes.taken_away(db, leftover.id)
         if time.monotonic() - self.swept_at > SWEEP_SECONDS:
             self.swept_at = time.monotonic()
-            left_over.sweep(self.database, self.settings, self.node.id)
+            orphans.sweep(self.database, self.settings, self.node.id)

@@ -20,7 +20,7 @@ import pytest
 
 from polar.cli.dashboard import login_link
 from polar.embedded import free_port
-from tests.e2e.test_up import Up, example, shell, start
+from tests.e2e.up import Up, example, shell, start
 
 pytestmark = pytest.mark.e2e
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,31 +14,17 @@ from polar import runtimes
 from polar.errors import RuntimeFault, SpecError
 from polar.runtimes import RUNTIMES, Limits, Runtime
 from polar.spec import RuntimeSpec
+from tests.fakes import hello
 from tests.fakes.runtimes import HERE, spec_of
 
 FETCH = "python -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())' "
 
 
-class Hello(http.server.BaseHTTPRequestHandler):
-    """Answers every request with its own path."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(self.path.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
-
 @pytest.fixture
 def address() -> Iterator[str]:
     """A server of the node, as the proxy is one."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hello)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with hello.serve() as (host, port):
+        yield f"http://{host}:{port}"
 
 
 class Makers:

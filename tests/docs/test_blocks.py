@@ -19,7 +19,7 @@ from polar.embedded import free_port
 from polar.topology import load_topology
 from tests.docs.blocks import CHECKED, NEEDS, QUIET, ROOT, RUN, SHOWN, Block, blocks, pages
 from tests.docs.running import Reader
-from tests.e2e.test_up import EXAMPLES, Up, start
+from tests.e2e.up import EXAMPLES, Up, start
 
 PAGES = pages()
 ALL = [block for page in PAGES for block in blocks(page)]

@@ -17,7 +17,7 @@ import pytest
 
 from polar.embedded import free_port
 from polar.runtimes.bubblewrap import BubblewrapRuntime
-from tests.e2e.test_up import EXAMPLES, Up, start
+from tests.e2e.up import EXAMPLES, Up, start
 
 pytestmark = pytest.mark.e2e
 SCRIPTED = ("swebench_verified", "harbor_task")

@@ -7,25 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polar.embedded import free_port
-from tests.e2e.test_up import EXAMPLES, Up, start
+from tests.e2e.up import EXAMPLES, Up
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A Polar of this file's own."""
-    running = start(tmp_path_factory.mktemp("up") / "home", free_port(), free_port())
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
 
 
 @pytest.fixture(scope="module")

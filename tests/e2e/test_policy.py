@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from polar.embedded import free_port
-from tests.e2e.test_up import THREE_CALLS, Up, shell, start
+from tests.e2e.up import THREE_CALLS, Up, shell
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """One `polar up` for the tests of this file."""
-    running = start(tmp_path_factory.mktemp("up") / "home", free_port(), free_port())
-    yield running
-    running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(40) == 0
 
 
 def polar(up: Up, *arguments: str) -> Any:

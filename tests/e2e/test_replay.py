@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,12 @@ import pytest
 
 from polar.engines.sglang import SGLangEngine
 from polar.scoring import Comparison, compare
-from tests.e2e.test_up import Up, example, start
+from tests.e2e.up import Up, example
 from tests.fakes.checkpoints import shifted
 from tests.integration.rig import free_port, process
 
 pytestmark = pytest.mark.e2e
 FLOAT_NOISE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """One `polar up` for the tests of this file."""
-    running = start(tmp_path_factory.mktemp("up") / "home", free_port(), free_port())
-    yield running
-    running.process.terminate()
-    running.process.wait(40)
 
 
 def replay(up: Up, *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -20,7 +20,7 @@ from polar.db import connect
 from polar.embedded import free_port
 from polar.lifecycle import STAGES
 from polar.settings import Settings
-from tests.e2e.test_up import THREE_CALLS, Up, shell, start
+from tests.e2e.up import THREE_CALLS, Up, shell, start
 from tests.integration.test_security import holding
 
 pytestmark = pytest.mark.e2e

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_up import EXAMPLES
+from tests.e2e.up import EXAMPLES
 
 pytestmark = pytest.mark.e2e
 EXAMPLE = EXAMPLES / "train_tiny"

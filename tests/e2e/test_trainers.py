@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from polar.client import Client
-from polar.embedded import free_port
 from polar.trainers import Groups, advantages, from_arrow, padded, samples_of, staleness
 from polar.trainers.runner import main_sample
 from polar.trainers.slime import Rollouts
@@ -24,7 +23,7 @@ from polar.trainers.slime_config import SlimeConfig
 from polar.trainers.trl import PolarRollouts
 from polar.trainers.verl import output_fields
 from tests.contracts.test_trainers import Buffer, SlimeSample
-from tests.e2e.test_up import Up, example, start
+from tests.e2e.up import Up, example
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -44,15 +43,6 @@ assert not missing & set(sys.modules)
 import importlib.util
 assert not [name for name in missing if importlib.util.find_spec(name)]
 """
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A Polar of this file's own."""
-    running = start(tmp_path_factory.mktemp("up") / "home", free_port(), free_port())
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
 
 
 @pytest.fixture

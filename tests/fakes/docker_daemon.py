@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 import docker
+from polar.embedded.process import spawn
 
 IMAGE = "polar-base"
 PACKAGES = (
@@ -64,8 +65,8 @@ def running(folder: Path) -> Iterator[str]:
     host = f"unix://{folder}/docker.sock"
     argv = ["dockerd", "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--host", host]
     argv += ["--pidfile", f"{folder}/pid", "--bridge", "none", "--iptables=false", "--ip6tables=false"]
-    with (folder / "log").open("wb") as log:
-        daemon = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+    # Told to stop when this process dies, however it does: a daemon that stays disturbs the next one.
+    daemon = spawn(argv, log_path=folder / "log", env=os.environ, name="dockerd")
     try:
         client = docker.DockerClient(host, timeout=60) if _answers(daemon, folder) else None
         if client is None:

@@ -7,8 +7,14 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from flask.testing import FlaskClient
 from sqlalchemy import Engine
 
+from polar import keys
+from polar.api import create_app
+from polar.db import transaction
+from polar.settings import Settings
+from tests.fakes.dispatcher import FakeDispatcher
 from tests.integration.rig import SCRIPTS, free_port, open_session, process, serve
 
 
@@ -34,3 +40,15 @@ def proxy(database_url: str) -> Iterator[str]:
     """The proxy in this process."""
     with serve(database_url) as url:
         yield url
+
+
+@pytest.fixture
+def api(database_url: str, database: Engine) -> Iterator[FlaskClient]:
+    """The REST API with a key of all scopes."""
+    with transaction(database) as db:
+        key = keys.make(db, "trainer")
+    app = create_app(Settings(database_url=database_url), FakeDispatcher())
+    with app.test_client() as made:
+        made.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {key}"
+        yield made
+    app.config["DATABASE"].dispose()

@@ -22,7 +22,7 @@ from polar.runtimes import Limits, Runtime, docker_daemon, docker_exec
 from polar.runtimes.docker import DockerRuntime
 from polar.settings import Settings
 from polar.spec import RuntimeSpec
-from polar.stages import left_over, prepared
+from polar.stages import orphans, prepared
 from polar.stages.prewarm import fresh_runtime
 from tests.fakes.docker_daemon import IMAGE, missing
 from tests.fakes.jobs import claimed
@@ -101,10 +101,10 @@ def test_a_container_that_no_row_names_is_removed(database: Engine, tmp_path: Pa
         assert row is not None
         row.runtimes = {}
     try:
-        assert left_over.sweep(database, Settings(home=str(tmp_path / "elsewhere")), "node-1") == 0
-        assert [each.session_id for each in left_over.orphans(database, jobs[0].settings)] == [jobs[1].session.id]
-        assert left_over.sweep(database, jobs[0].settings, "node-1") == 1
-        assert left_over.sweep(database, jobs[0].settings, "node-1") == 0
+        assert orphans.sweep(database, Settings(home=str(tmp_path / "elsewhere")), "node-1") == 0
+        assert [each.session_id for each in orphans.found(database, jobs[0].settings)] == [jobs[1].session.id]
+        assert orphans.sweep(database, jobs[0].settings, "node-1") == 1
+        assert orphans.sweep(database, jobs[0].settings, "node-1") == 0
         assert kept.exec("echo here", limits=Limits(20)).ok
         assert others.exec("echo here", limits=Limits(20)).ok
         with pytest.raises(RuntimeFault, match="gone"):
@@ -200,7 +200,7 @@ def test_a_daemon_that_is_away_is_said_and_tried_again(monkeypatch: pytest.Monke
         with pytest.raises(RuntimeFault) as fault:
             start([], tmp_path)
         assert fault.value.retryable
-        assert list(DockerRuntime.left_over("any")) == []
+        assert list(DockerRuntime.orphans("any")) == []
     finally:
         docker_daemon.client.cache_clear()
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from polar import lifecycle, queries
 from polar.api import wire
-from polar.cli.fleet import fleet
+from polar.cli.checks import checks
 from polar.db import transaction
 from polar.embedded import free_port
 from polar.leases import LeaseKeeper
@@ -54,7 +54,7 @@ def shown(database: Engine, lane: Lane) -> tuple[str, str | None]:
 def doctor(database: Engine) -> tuple[bool, str]:
     """What `polar doctor` says of it."""
     url = database.url.render_as_string(hide_password=False)
-    ((well, said),) = [(well, said) for name, well, said in fleet(url, Settings()) if name == "lane a.gpu0"]
+    ((well, said),) = [(well, said) for name, well, said in checks(url, Settings()) if name == "lane a.gpu0"]
     return well, said
 
 

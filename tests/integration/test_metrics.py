@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine, delete, update
@@ -252,15 +250,6 @@ def answers_again(url: str, head: dict[str, str]) -> bool:
         return httpx.get(f"{url}/metrics", headers=head).status_code == 200
     except httpx.TransportError:
         return False
-
-
-@pytest.fixture
-def spans() -> Iterator[InMemorySpanExporter]:
-    """Tracing, on, into memory."""
-    exporter = InMemorySpanExporter()
-    tracing.begin(SimpleSpanProcessor(exporter), "test")
-    yield exporter
-    tracing.end()
 
 
 CALL = (

@@ -22,12 +22,9 @@ from sqlalchemy import Engine, update
 from sqlalchemy.orm import Session
 
 from polar import keys
-from polar.api import create_app
 from polar.db import transaction
 from polar.models import RolloutSession, now
 from polar.proxy.sessions import FIND
-from polar.settings import Settings
-from tests.fakes.dispatcher import FakeDispatcher
 from tests.integration.rig import (
     FAST,
     KEY,
@@ -45,18 +42,6 @@ from tests.integration.rig import (
 pytestmark = pytest.mark.integration
 SLOW = {"role": "user", "content": "count steadily"}
 SLOW_TEXT = "one two three four five six seven " * 10
-
-
-@pytest.fixture
-def api(database_url: str, database: Engine) -> Iterator[FlaskClient]:
-    """The REST API with a key of all scopes."""
-    with transaction(database) as db:
-        key = keys.make(db, "trainer")
-    app = create_app(Settings(database_url=database_url), FakeDispatcher())
-    with app.test_client() as made:
-        made.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {key}"
-        yield made
-    app.config["DATABASE"].dispose()
 
 
 class Asking(threading.Thread):

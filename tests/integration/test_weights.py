@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,14 +14,11 @@ import pytest
 from flask.testing import FlaskClient
 from sqlalchemy import Engine, select, update
 
-from polar import keys, lifecycle, queries
-from polar.api import create_app
+from polar import lifecycle, queries
 from polar.db import transaction
 from polar.delivery.freshness import RULE
 from polar.models import Lane, Node, TraceRow, WeightPush, now
-from polar.settings import Settings
 from tests.fakes.checkpoints import MODEL, shifted
-from tests.fakes.dispatcher import FakeDispatcher
 from tests.fakes.tasks import task_body
 from tests.integration.rig import client as openai_client
 from tests.integration.rig import completions, free_port, open_session, process, serve, until
@@ -31,18 +26,6 @@ from tests.integration.test_feed import submit, traced
 
 pytestmark = pytest.mark.integration
 SAID = {"role": "user", "content": "find a"}
-
-
-@pytest.fixture
-def api(database_url: str, database: Engine) -> Iterator[FlaskClient]:
-    """The REST API with a key of all scopes."""
-    with transaction(database) as db:
-        key = keys.make(db, "trainer")
-    app = create_app(Settings(database_url=database_url), FakeDispatcher())
-    with app.test_client() as made:
-        made.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {key}"
-        yield made
-    app.config["DATABASE"].dispose()
 
 
 @pytest.fixture
@@ -109,13 +92,11 @@ def test_a_call_in_flight_goes_on_with_the_new_weights(
     """Mode abort: one answer of two spans, the second by the weights that were pushed in its middle."""
     folder = shifted(tmp_path / "step-8")
     with serve(database_url) as url:
-        call: dict[str, Any] = {"model": "m", "messages": [SAID], "max_tokens": 2000}
-        asking = threading.Thread(target=lambda: openai_client(url, timeout=60).chat.completions.create(**call))
-        asking.start()
-        until(lambda: len(completions(database)) == 1)
-        time.sleep(0.1)
+        call: dict[str, Any] = {"model": "m", "messages": [SAID], "max_tokens": 2000, "stream": True}
+        answer = openai_client(url, timeout=60).chat.completions.create(**call)
+        next(chunk for chunk in answer if chunk.choices[0].delta.content)  # the engine is at it
         pushed = api.post("/rollout/policy/push", json={"version": 8, "path": str(folder), "mode": "abort"}).json
-        asking.join(60)
+        assert [chunk.choices[0].finish_reason for chunk in answer][-1] is not None
     (row,) = completions(database)
     assert pushed["calls"]["aborted"] == 1
     assert [span["version"] for span in row.policy_versions] == ["default", "8"]

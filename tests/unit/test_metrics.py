@@ -7,12 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from polar import tracing
@@ -22,15 +20,6 @@ from polar.proxy.shared import lives, share
 from polar.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-@pytest.fixture
-def spans() -> Iterator[InMemorySpanExporter]:
-    """Tracing, on, into memory."""
-    exporter = InMemorySpanExporter()
-    tracing.begin(SimpleSpanProcessor(exporter), "test")
-    yield exporter
-    tracing.end()
 
 
 def test_every_figure_is_documented() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from conversations import child, ids, root, unlinked
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from polar.builders.base import Built, Call
 from polar.builders.per_request import PerRequest
 from polar.builders.prefix_merging import PrefixMerging
+from tests.unit.builders.conversations import child, ids, root, unlinked
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 """Few different tokens, so that prefixes and retries meet by chance."""

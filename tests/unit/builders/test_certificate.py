@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversations import child, ids, root
 
 from polar.builders.assemble import assemble
 from polar.builders.base import Trace
+from tests.unit.builders.conversations import child, ids, root
 
 
 def trace_of(**changes: Any) -> Trace:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversations import child, ids, line, root, unlinked
 
 from polar.builders.base import Built, Call
 from polar.builders.prefix_merging import PrefixMerging
 from polar.errors import BuilderError, SpecError
+from tests.unit.builders.conversations import child, ids, line, root, unlinked
 
 
 def build(calls: list[Call], **config: Any) -> Built:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from conversations import child, ids, line, root
-
 from polar.builders.base import Call, Trace
 from polar.builders.prefix_merging import PrefixMerging
 from polar.builders.token_tree import TokenTree
 from tests.fakes.traces import check_traces, check_tree
+from tests.unit.builders.conversations import child, ids, line, root
 
 
 def tree(*calls: Call) -> Trace:

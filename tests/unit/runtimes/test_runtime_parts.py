@@ -17,32 +17,18 @@ from polar import runtimes
 from polar.errors import RuntimeFault
 from polar.runtimes import Limits, bubblewrap, environment, files, forward, process
 from polar.spec import RuntimeSpec
+from tests.fakes import hello
 
 needs_bubblewrap = pytest.mark.skipif(
     bubblewrap.BubblewrapRuntime.unavailable() is not None, reason="bubblewrap does not run here"
 )
 
 
-class Hello(http.server.BaseHTTPRequestHandler):
-    """Answers every request with its own path."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(self.path.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
-
 @pytest.fixture
 def address() -> Iterator[tuple[str, int]]:
     """A server of the node, as the proxy is one."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hello)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield "127.0.0.1", server.server_address[1]
-    server.shutdown()
-    server.server_close()
+    with hello.serve() as found:
+        yield found
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ SKEW_SECONDS = 5.0
 SWEPT_SECONDS = 30.0
 
 
-def fleet(url: str, settings: Settings) -> Iterator[Check]:
+def checks(url: str, settings: Settings) -> Iterator[Check]:
     """Everything that this database tells."""
     engine = connect(url, pool_size=1)
     try:
