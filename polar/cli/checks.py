@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -25,10 +26,16 @@ from polar.runtimes import RUNTIMES
 from polar.runtimes.base import Runtime
 from polar.settings import Settings
 
-Check = tuple[str, bool, str]
-"""What was looked at, whether it is well, and what was found or what to do."""
 SKEW_SECONDS = 5.0
 SWEPT_SECONDS = 30.0
+
+
+class Check(NamedTuple):
+    """What was looked at, what was found, and what to do: nothing only where all is well."""
+
+    name: str
+    found: str
+    do: str | None = None
 
 
 def checks(url: str, settings: Settings) -> Iterator[Check]:
@@ -36,7 +43,7 @@ def checks(url: str, settings: Settings) -> Iterator[Check]:
     engine = connect(url, pool_size=1)
     try:
         with engine.connect() as connection:
-            yield "postgres", True, str(connection.execute(text("SHOW server_version")).scalar())
+            yield Check("postgres", str(connection.execute(text("SHOW server_version")).scalar()))
             behind = migrations.missing(connection)
             yield _version(behind)
             yield _clock(connection)
@@ -47,7 +54,7 @@ def checks(url: str, settings: Settings) -> Iterator[Check]:
                     yield from _runtimes(db)
     except SQLAlchemyError as error:
         first = str(error).splitlines()[0]
-        yield "postgres", False, f"{first}; check POLAR_DATABASE_URL and that the server runs"
+        yield Check("postgres", first, "check POLAR_DATABASE_URL and that the server runs")
     finally:
         engine.dispose()
 
@@ -62,9 +69,9 @@ def lacking(name: str) -> str | None:
 
 def _version(behind: list[str]) -> Check:
     if not behind:
-        return "migrations", True, "the tables are of this version"
+        return Check("migrations", "the tables are of this version")
     done = "`polar up` and `polar serve_rollout` bring it up to date as they start"
-    return "migrations", False, f"the database lacks {', '.join(behind)}: {done}; start one of them, then the workers"
+    return Check("migrations", f"the database lacks {', '.join(behind)}: {done}", "start one of them, then the workers")
 
 
 def _clock(connection: Connection) -> Check:
@@ -73,35 +80,41 @@ def _clock(connection: Connection) -> Check:
     theirs = float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
     apart = (asked + time.time()) / 2 - theirs
     if abs(apart) <= SKEW_SECONDS:
-        return "clock", True, f"{abs(apart):.1f} s from the database's"
-    return "clock", False, f"this machine is {apart:+.0f} s from the database: set both by NTP, for logs and signatures"
+        return Check("clock", f"{abs(apart):.1f} s from the database's")
+    told = f"this machine is {apart:+.0f} s from the database"
+    return Check("clock", told, "set both by NTP, for logs and signatures")
 
 
 def _lanes(db: Session, settings: Settings) -> Iterator[Check]:
     rows, nodes = queries.lanes(db), {node.id: node for node in queries.nodes(db)}
     if not rows:
-        yield "lanes", False, f"no worker has served a lane yet: celery -A polar worker -Q {settings.lane}"
+        yield Check("lanes", "no worker has served a lane yet", f"start one: celery -A polar worker -Q {settings.lane}")
     for lane in rows:
         silent = now() - lane.heartbeat_at
         alive = silent <= timedelta(seconds=LANE_ALIVE_SECONDS)
         found = lanes.state(lane, alive=alive, draining=nodes[lane.node_id].draining)
-        told = {
-            "gone": f"no worker has served it for {silent.total_seconds():.0f} s; start one on node {lane.node_id}: "
-            f"celery -A polar worker -Q {lane.name}",
-            "engine_down": f"takes no sessions: {lane.engine_error}; start the engine, and it goes on by itself",
-            "draining": f"node {lane.node_id} takes nothing new; POST /nodes/{lane.node_id}/resume ends that",
-            "pulling": f"takes sessions on node {lane.node_id}",
+        told, do = {
+            "gone": (
+                f"no worker has served it for {silent.total_seconds():.0f} s",
+                f"start one on node {lane.node_id}: celery -A polar worker -Q {lane.name}",
+            ),
+            "engine_down": (
+                f"takes no sessions: {lane.engine_error}",
+                "start the engine, and it goes on by itself",
+            ),
+            "draining": (f"node {lane.node_id} takes nothing new; POST /nodes/{lane.node_id}/resume ends that", None),
+            "pulling": (f"takes sessions on node {lane.node_id}", None),
         }[found]
-        yield f"lane {lane.name}", found in ("pulling", "draining"), told
+        yield Check(f"lane {lane.name}", told, do)
 
 
 def _sweeper(db: Session) -> Check:
     last = lanes.last_swept(db)
     if last is not None and now() - last <= timedelta(seconds=SWEPT_SECONDS):
-        return "beat", True, "sweeps"
+        return Check("beat", "sweeps")
     since = "never swept" if last is None else f"has not swept for {(now() - last).total_seconds():.0f} s"
     lost = "sessions of dead workers stay held, and no callback is sent"
-    return "beat", False, f"{since}, so {lost}; start it: celery -A polar worker -Q sweep -B -c 4"
+    return Check("beat", f"{since}, so {lost}", "start it: celery -A polar worker -Q sweep -B -c 4")
 
 
 def _runtimes(db: Session) -> Iterator[Check]:
@@ -111,4 +124,5 @@ def _runtimes(db: Session) -> Iterator[Check]:
     for backend, count in db.execute(select(name, func.count()).where(Task.ended_at.is_(None)).group_by(name)):
         reason = None if backend is None else lacking(backend)
         if reason is not None:
-            yield f"runtime {backend}", False, f"{count} open tasks ask for it, and it is not here: {reason}"
+            told = f"{count} open tasks ask for it, and it is not here: {reason}"
+            yield Check(f"runtime {backend}", told, "mend that, or see that a node which has it serves their lanes")

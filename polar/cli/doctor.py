@@ -32,26 +32,27 @@ from polar.topology import LaneSpec, Topology, load_topology
 console = Console(highlight=False)
 DISK_BYTES, DISK_PART = 2 << 30, 0.03
 """Less than either, and the disk is nearly full."""
+OTHER_RENDERER = "name another as the lane's renderer, or set mode: canonical (docs/howto/own_engine.md)"
 
 
 def machine(settings: Settings) -> Iterator[Check]:
     """Python, the home folder and the runtimes of this machine."""
     version = ".".join(map(str, sys.version_info[:3]))
-    yield "python", sys.version_info >= (3, 11), version
+    yield Check("python", version, None if sys.version_info >= (3, 11) else "Polar needs Python 3.11 or newer")
     try:
         settings.home_path.mkdir(parents=True, exist_ok=True)
         probe = settings.home_path / ".probe"
         probe.write_text("")
         probe.unlink()
-        yield "home folder", True, str(settings.home_path)
+        yield Check("home folder", str(settings.home_path))
     except OSError as error:
-        yield "home folder", False, f"{settings.home_path}: {error.strerror}; set POLAR_HOME to a writable folder"
+        yield Check("home folder", f"{settings.home_path}: {error.strerror}", "set POLAR_HOME to a writable folder")
     else:
         yield disk(settings.home_path)
     for name in RUNTIMES:
         reason = load("runtime", RUNTIMES, name, Runtime).unavailable()  # type: ignore[type-abstract]
-        # A runtime that this machine lacks hurts only tasks that ask for it.
-        yield f"runtime {name}", reason is None or name != "local", reason or "ready"
+        # A runtime that this machine lacks hurts only tasks that ask for it, so it is told, and nothing has to be done.
+        yield Check(f"runtime {name}", reason or "ready")
 
 
 def orphaned(settings: Settings) -> Iterator[Check]:
@@ -62,7 +63,7 @@ def orphaned(settings: Settings) -> Iterator[Check]:
         gone = orphans.sweep(connect(settings.database_url, pool_size=1), settings, settings.node_id)
     except SQLAlchemyError:  # said by the look at the servers
         return
-    yield "orphans", True, f"removed {gone}" if gone else "none"
+    yield Check("orphans", f"removed {gone}" if gone else "none")
 
 
 def disk(folder: Path) -> Check:
@@ -70,8 +71,8 @@ def disk(folder: Path) -> Check:
     found = shutil.disk_usage(folder)
     told = f"{found.free / 2**30:.1f} of {found.total / 2**30:.1f} GiB are free"
     if found.free >= DISK_BYTES and found.free >= DISK_PART * found.total:
-        return "disk", True, told
-    return "disk", False, f"{told} at {folder}: make room, or set POLAR_HOME to a larger disk"
+        return Check("disk", told)
+    return Check("disk", f"{told} at {folder}", "make room, or set POLAR_HOME to a larger disk")
 
 
 def servers(settings: Settings) -> Iterator[Check]:
@@ -80,15 +81,15 @@ def servers(settings: Settings) -> Iterator[Check]:
     if url:
         yield from checks(url, settings)
     else:
-        yield "postgres", True, "POLAR_DATABASE_URL is not set, and none is embedded yet: `polar up` embeds one"
+        yield Check("postgres", "POLAR_DATABASE_URL is not set, and none is embedded yet: `polar up` embeds one")
     if settings.broker_url:
         try:
             redis.Redis.from_url(settings.broker_url, socket_timeout=2).ping()
-            yield "broker", True, "answers"
+            yield Check("broker", "answers")
         except redis.RedisError as error:
-            yield "broker", False, f"{error}; check POLAR_BROKER_URL and that the server runs"
+            yield Check("broker", str(error), "check POLAR_BROKER_URL and that the server runs")
     else:
-        yield "broker", True, "POLAR_BROKER_URL is not set: `polar up` embeds one"
+        yield Check("broker", "POLAR_BROKER_URL is not set: `polar up` embeds one")
 
 
 def addresses(settings: Settings, config: Path | None) -> Iterator[Check]:
@@ -96,14 +97,14 @@ def addresses(settings: Settings, config: Path | None) -> Iterator[Check]:
     effective = settings.home_path / "topology.yaml"
     path = config or (Path(settings.topology) if settings.topology else effective)
     if not path.exists():
-        yield "topology", True, "none yet: `polar up` makes one"
+        yield Check("topology", "none yet: `polar up` makes one")
         return
     try:
         topology = load_topology(path)
     except PolarError as error:
-        yield "topology", False, error.message
+        yield Check("topology", error.message, f"mend {path}; every key: docs/reference/topology.md")
         return
-    yield "topology", True, str(path)
+    yield Check("topology", str(path))
     yield from _default_runtimes(topology)
     yield _ask("api", f"{topology.rollout.url}/readyz", "start it: polar up")
     for node in topology.gateway.nodes:
@@ -118,7 +119,8 @@ def _default_runtimes(topology: Topology) -> Iterator[Check]:
     """The runtimes that nodes fall back on, where this machine lacks them."""
     for node in topology.gateway.nodes:
         if node.default_runtime is not None and (reason := lacking(node.default_runtime.name)) is not None:
-            yield f"runtime of {node.id}", False, f"its default_runtime is {node.default_runtime.name}: {reason}"
+            told = f"its default_runtime is {node.default_runtime.name}: {reason}"
+            yield Check(f"runtime of {node.id}", told, "mend that on the node, or give it another default_runtime")
 
 
 def _probe(lane: LaneSpec) -> Check:
@@ -127,7 +129,7 @@ def _probe(lane: LaneSpec) -> Check:
     try:
         found = asyncio.run(probed(lane.engine))
     except EngineError as error:
-        return name, False, f"{error.message}; start the engine, or mend base_url"
+        return Check(name, error.message, "start the engine, or mend base_url")
     told = [
         f"{found['engine']} {found['version'] or ''}".strip(),
         f"model {found['model']}",
@@ -137,11 +139,15 @@ def _probe(lane: LaneSpec) -> Check:
         f"context {found['context_length']}" if found["context_length"] else "context not told",
         "" if found["weight_versions"] or found["scripted"] else "does not say which weights sampled",
     ]
-    well = found["ids_out"] or lane.engine.mode == "canonical"
+    do = None
     if found["logprobs"] in ("raw", "none") and not found["scripted"] and lane.engine.mode == "token":
-        told.append(f"of no use for training: {engine_class(lane.engine).PROCESSED_BY}")
-        well = False
-    return name, well, ", ".join(part for part in told if part)
+        told.append("of no use for training")
+        do = engine_class(lane.engine).PROCESSED_BY
+    elif not found["ids_out"] and lane.engine.mode != "canonical":
+        do = (
+            "serve the model with an engine that returns token ids (docs/engines.md), or set the lane's mode: canonical"
+        )
+    return Check(name, ", ".join(part for part in told if part), do)
 
 
 def _renderer(lane: LaneSpec) -> Check:
@@ -150,21 +156,18 @@ def _renderer(lane: LaneSpec) -> Check:
     try:
         renderer = for_folder(Path(engine.tokenizer or ""), engine.renderer, engine.model)
     except PolarError as error:
-        return f"renderer of {lane.name}", False, error.message
+        return Check(f"renderer of {lane.name}", error.message, OTHER_RENDERER)
     found = self_test(renderer)
-    return f"renderer of {lane.name}", found.difference is None, f"{renderer.name}: {found.summary()}"
+    told = f"{renderer.name}: {found.summary()}"
+    return Check(f"renderer of {lane.name}", told, None if found.difference is None else OTHER_RENDERER)
 
 
 def _ask(name: str, url: str, hint: str) -> Check:
     try:
         response = httpx.get(url, timeout=5.0)
     except httpx.HTTPError as error:
-        return name, False, f"{url} does not answer ({type(error).__name__}); {hint}"
-    return (
-        name,
-        response.is_success,
-        f"{url} answered {response.status_code}" + ("" if response.is_success else f"; {hint}"),
-    )
+        return Check(name, f"{url} does not answer ({type(error).__name__})", hint)
+    return Check(name, f"{url} answered {response.status_code}", None if response.is_success else hint)
 
 
 @click.command(epilog="Example: polar doctor -c topology.yaml")
@@ -180,9 +183,9 @@ def doctor(config: Path | None) -> None:
     )
     well = True
     for look in looks:
-        for name, good, found in look():
-            well = well and good
-            console.print(
-                f"{'[green]ok[/green]  ' if good else '[red]bad[/red] '} {name:<20} {escape(found)}", soft_wrap=True
-            )
+        for name, found, do in look():
+            well = well and do is None
+            mark = "[green]ok[/green]  " if do is None else "[red]bad[/red] "
+            told = found if do is None else f"{found}; {do}"
+            console.print(f"{mark} {name:<20} {escape(told)}", soft_wrap=True)
     raise SystemExit(0 if well else 1)

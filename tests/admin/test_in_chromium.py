@@ -112,6 +112,7 @@ def pages(up: Up, chromium: Any) -> dict[str, str]:
         "keys": "/admin/keys",
         "help": "/admin/help",
         "flower": "/admin/flower/",
+        "docs": "/docs",
         "drain": "/admin/nodes/local/drain",
     }
     return {name: url + path for name, path in paths.items()}

@@ -113,7 +113,9 @@ def test_addresses_that_do_not_answer(tmp_path: Path) -> None:
     assert said["proxy of n"].startswith("bad") and "polar serve_gateway" in said["proxy of n"]
     assert said["engine of a"].startswith("bad: no engine answers at http://***@127.0.0.1:9")
     assert "hush-hush" not in str(said)
-    assert "default_runtime is nowhere:Nothing" in said["runtime of n"]
+    assert "default_runtime is nowhere:Nothing" in said["runtime of n"] and "give it another" in said["runtime of n"]
+    path.write_text("gateway: {nodes: [{id: n, ports: 9}]}")
+    assert "docs/reference/topology.md" in examined("-c", str(path))[1]["topology"]
 
 
 @pytest.fixture
@@ -130,6 +132,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_that_is_nearly_full(small_disk: Path) -> None:
     """It says how much is free, where, and which setting moves it."""
-    name, well, told = disk(small_disk)
-    assert (name, well) == ("disk", False)
-    assert str(small_disk) in told and "POLAR_HOME" in told and "0.0 of 0.0 GiB" in told
+    name, told, do = disk(small_disk)
+    assert name == "disk" and do is not None and "POLAR_HOME" in do
+    assert str(small_disk) in told and "0.0 of 0.0 GiB" in told

@@ -54,8 +54,8 @@ def shown(database: Engine, lane: Lane) -> tuple[str, str | None]:
 def doctor(database: Engine) -> tuple[bool, str]:
     """What `polar doctor` says of it."""
     url = database.url.render_as_string(hide_password=False)
-    ((well, said),) = [(well, said) for name, well, said in checks(url, Settings()) if name == "lane a.gpu0"]
-    return well, said
+    (found,) = [each for each in checks(url, Settings()) if each.name == "lane a.gpu0"]
+    return found.do is None, f"{found.found}; {found.do}" if found.do else found.found
 
 
 def test_a_lane_finds_out_by_itself(
