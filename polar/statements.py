@@ -45,15 +45,18 @@ CANCEL_OPEN = text(
 # What it costs depends on how much the lanes hold, not on how many sessions or tasks wait. Of the tasks of which no
 # lane has anything, and of the others with the smallest shares, no more can be taken than there is room for, and of
 # each no more than that of its first sessions. The others matter at all only where the fresh ones do not suffice.
+# Whether a task has one waiting is asked with ORDER BY number: without it Postgres takes the table to be well mixed, and
+# reads all of it to find the first row of the last task.
 PLACE = text(
     """
     WITH busy AS MATERIALIZED (
         SELECT task_pk, count(*) AS held FROM sessions
         WHERE ended_at IS NULL AND (lane IS NOT NULL OR deadline_at IS NOT NULL) AND lane IS NOT NULL GROUP BY task_pk
     ), fresh AS MATERIALIZED (
-        SELECT id, priority FROM tasks t
+        SELECT t.id, t.priority FROM tasks t CROSS JOIN LATERAL (
+            SELECT FROM sessions WHERE task_pk = t.id AND ended_at IS NULL AND state = :state ORDER BY number LIMIT 1
+        ) waiting
         WHERE ended_at IS NULL AND (lanes IS NULL OR lanes ? :lane) AND id NOT IN (SELECT task_pk FROM busy)
-        AND EXISTS (SELECT FROM sessions s WHERE s.task_pk = t.id AND s.ended_at IS NULL AND s.state = :state)
         ORDER BY priority DESC, created_at LIMIT :looked_at
     ), by_share AS MATERIALIZED (
         SELECT t.id, b.held FROM busy b JOIN tasks t ON t.id = b.task_pk
@@ -62,7 +65,8 @@ PLACE = text(
         ORDER BY t.priority DESC, b.held, t.created_at
     ), others AS (
         SELECT o.id, o.held FROM by_share o CROSS JOIN LATERAL (
-            SELECT FROM sessions WHERE task_pk = o.id AND ended_at IS NULL AND lane IS NULL AND state = :state LIMIT 1
+            SELECT FROM sessions WHERE task_pk = o.id AND ended_at IS NULL AND lane IS NULL AND state = :state
+            ORDER BY number LIMIT 1
         ) waiting LIMIT :looked_at
     ), candidates AS (
         SELECT id AS task_pk, 0 AS held FROM fresh UNION ALL SELECT id, held FROM others

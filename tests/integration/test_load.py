@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Engine, event, select, text
+from sqlalchemy import Engine, event, select, text, update
 
 from polar import lanes, lifecycle, placement, queries
 from polar.api import wire
@@ -115,12 +115,14 @@ def test_a_beat_is_one_statement_for_all_that_is_held(database: Engine, lane: st
     assert cost(database, renew) == 1
 
 
-@pytest.mark.parametrize("tasks", [1, 300])
-def test_placing_touches_few_rows_however_many_wait(database: Engine, lane: str, tasks: int) -> None:
+@pytest.mark.parametrize(("tasks", "busy"), [(1, False), (10, True), (300, False), (300, True)])
+def test_placing_touches_few_rows_however_many_wait(database: Engine, lane: str, tasks: int, busy: bool) -> None:
     """A lane with room for one looks at the first sessions of the first tasks, not at all of them."""
     for number in range(tasks):
         submit(database, f"waiting-{number}", MANY // tasks)
     with transaction(database) as db:
+        if busy:  # every task has one that another lane runs
+            db.execute(update(RolloutSession).where(RolloutSession.number == 0).values(lane="other"))
         db.execute(text("ANALYZE sessions, tasks"))
         values = {"stage": "prewarm", "state": "queued", "lane": lane, "room": 1, "looked_at": 1 + placement.SPARE}
         plan = db.execute(text(f"EXPLAIN (ANALYZE, FORMAT JSON) {PLACE.text}"), values).scalar_one()
