@@ -3,6 +3,7 @@
     python -m bench.proxy [--clients 1 64 256] [--dialects openai_chat …] [--latency 0.2] [--repeat 3]
 
 Agents in conversations of 30 kB call a scripted engine that takes `--latency` seconds: once straight, with token ids,
+once the same through a process that only passes it on (`bench.passing`, which is the least that any proxy costs here),
 and once through the proxy (gunicorn, capture in Postgres and all) in each dialect, streaming and not. One table:
 requests/s, p50 and p99 of the latency, what of it the proxy added, its CPU per call beside Postgres's and the original
 system's on the same work, and its memory per captured call. CPU is all that the proxy's processes used meanwhile, what
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -50,6 +52,7 @@ ORIGINAL = {1: (8.0, 12.0), 64: (12.0, 16.0), 256: (18.0, 31.0)}
 ORIGINAL_KB = 540
 """Memory that a captured call of 8,000 prompt ids took it."""
 IDLE_SECONDS = 5.0
+PASSING = "only passed on"
 
 
 def chat(turns: Turns, *, stream: bool) -> tuple[str, dict[str, Any]]:
@@ -150,12 +153,18 @@ class Rig:
         migrations.upgrade(postgres.url)
         self.database = connect(postgres.url, pool_size=2)
         self._stack.callback(self.database.dispose)
-        self.proxy = f"http://127.0.0.1:{(port := free_port())}"
-        argv = [sys.executable, "-m", "gunicorn", "workers.proxy:app", "-k", "uvicorn_worker.UvicornWorker"]
-        argv += ["-w", str(self._processes), "-b", f"127.0.0.1:{port}", "--backlog", "4096", "--keep-alive", "75"]
-        env = {"POLAR_DATABASE_URL": postgres.url, "POLAR_LOG_LEVEL": "warning"}
-        self.process = self._stack.enter_context(server(argv, self.proxy, **env))
+        self.proxy, self.process = self._served(
+            "workers.proxy:app", POLAR_DATABASE_URL=postgres.url, POLAR_LOG_LEVEL="warning"
+        )
+        self.passing, self.passing_process = self._served("bench.passing:app", POLAR_ENGINE=self.engine)
         return self
+
+    def _served(self, app: str, **env: str) -> tuple[str, subprocess.Popen[bytes]]:
+        """An app as the proxy is deployed; its address and its first process."""
+        url = f"http://127.0.0.1:{(port := free_port())}"
+        argv = [sys.executable, "-m", "gunicorn", app, "-k", "uvicorn_worker.UvicornWorker", "-w", str(self._processes)]
+        argv += ["-b", f"127.0.0.1:{port}", "--backlog", "4096", "--keep-alive", "75", "--log-level", "warning"]
+        return url, self._stack.enter_context(server(argv, url, **env))
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -207,14 +216,17 @@ class Rig:
         time.sleep(IDLE_SECONDS)
         return (tree_cpu(self.process.pid) - before) / IDLE_SECONDS * 1000
 
-    def bare(self, *, stream: bool, clients: int, calls: int) -> Result:
-        """The same prompts, as token ids, straight to the engine."""
+    def bare(self, *, stream: bool, clients: int, calls: int, passed_on: bool = False) -> Result:
+        """The same prompts, as token ids, straight to the engine, or passed on to it by `bench.passing`."""
         prompt = for_folder(MODEL).vocabulary.plain("".join(text for _, text in conversation(0, 1)))  # type: ignore[attr-defined]
         body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1000}, "stream": stream}
         data, headers = orjson.dumps({**body, "return_logprob": True}), {"content-type": "application/json"}
-        begun = time.perf_counter()
-        latencies = asyncio.run(load(clients, calls, lambda number, turn: (f"{self.engine}/generate", data, headers)))
-        return Result("the engine alone", stream, clients, time.perf_counter() - begun, latencies)
+        url, name = (self.passing, PASSING) if passed_on else (self.engine, "the engine alone")
+        cpu, begun = tree_cpu(self.passing_process.pid), time.perf_counter()
+        latencies = asyncio.run(load(clients, calls, lambda number, turn: (f"{url}/generate", data, headers)))
+        result = Result(name, stream, clients, time.perf_counter() - begun, latencies)
+        result.cpu = (tree_cpu(self.passing_process.pid) - cpu) / len(latencies)
+        return result
 
 
 def conversation(number: int, turn: int) -> Turns:
@@ -249,6 +261,10 @@ def rows(arguments: argparse.Namespace) -> Iterator[tuple[Result, Result]]:
             calls = min(100, max(4, arguments.calls // clients))
             bare = rig.bare(stream=stream, clients=clients, calls=calls)
             yield bare, bare
+            passed = [
+                rig.bare(stream=stream, clients=clients, calls=calls, passed_on=True) for _ in range(arguments.repeat)
+            ]
+            yield median(passed), bare
             # One after the other and over again, so that a busy minute of the machine does not fall on one dialect.
             found: dict[str, list[Result]] = {side: [] for side in arguments.dialects}
             for _ in range(arguments.repeat):
