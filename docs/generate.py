@@ -210,10 +210,14 @@ def commands() -> Iterator[str]:
     """A part for each command, as its own help says it."""
     yield "# Command line\n"
     yield COMMANDS
+    settings = cli.main.context_settings
+    parent = click.Context(cli.main, info_name="polar", help_option_names=settings["help_option_names"])
     for name in sorted(cli.COMMANDS):
-        command = cli.main.get_command(click.Context(cli.main), name)
+        command = cli.main.get_command(parent, name)
         assert command is not None
-        with click.Context(command, info_name=f"polar {name}", max_content_width=100, terminal_width=100) as context:
+        # As it is called, below `polar`, whose settings it takes: a command keeps the help option that it had first.
+        wide = {"max_content_width": 100, "terminal_width": 100}
+        with click.Context(command, parent, info_name=name, **wide) as context:
             yield f"## polar {name}\n\n```text\n{command.get_help(context)}\n```\n"
 
 

@@ -37,10 +37,11 @@ def template_database(postgres: str) -> str:
     return _create(postgres, "polar_template", migrate=True)
 
 
-def _on_server(postgres: str, statement: str) -> None:
+def _on_server(postgres: str, *statements: str) -> None:
     server = connect(postgres, pool_size=1)
     with server.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text(statement))
+        for statement in statements:
+            connection.execute(text(statement))
     server.dispose()
 
 
@@ -57,7 +58,9 @@ def database_url(postgres: str, template_database: str) -> Iterator[str]:
     """An empty, migrated database of this test alone; dropped after it, or a thousand tests would fill a disk."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     yield _create(postgres, name, template=template_database.rpartition("/")[2])
-    _on_server(postgres, f'DROP DATABASE "{name}" WITH (FORCE)')
+    # FORCE would take the right to end Postgres's own autovacuum, too.
+    ours = f"FROM pg_stat_activity WHERE datname = '{name}' AND usename = current_user"
+    _on_server(postgres, f"SELECT pg_terminate_backend(pid, 5000) {ours}", f'DROP DATABASE "{name}"')
 
 
 @pytest.fixture

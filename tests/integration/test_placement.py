@@ -103,7 +103,8 @@ def step(database: Engine, session_id: str, *, usable: bool = False) -> None:
                 db.add(TraceRow(session_id=session_id, number=0, fidelity="exact", trainable=True, **arrays))
                 db.flush()
             lifecycle.advance(db, claimed)
-        if not usable or claimed.stage == Stage.EVALUATE and claimed.state != State.QUEUED:
+            done = claimed.stage == Stage.EVALUATE and claimed.state != State.QUEUED
+        if done or not usable:
             return
 
 
