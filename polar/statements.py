@@ -45,8 +45,8 @@ CANCEL_OPEN = text(
 # What it costs depends on how much the lanes hold, not on how many sessions or tasks wait. Of the tasks of which no
 # lane has anything, and of the others with the smallest shares, no more can be taken than there is room for, and of
 # each no more than that of its first sessions. The others matter at all only where the fresh ones do not suffice.
-# Whether a task has one waiting is asked with ORDER BY number: without it Postgres takes the table to be well mixed, and
-# reads all of it to find the first row of the last task.
+# Whether a task has one waiting is asked with ORDER BY number: without it Postgres takes the table to be well mixed,
+# and reads all of it to find the first row of the last task.
 PLACE = text(
     """
     WITH busy AS MATERIALIZED (
