@@ -14,8 +14,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from celery import Celery, chain
-from celery.exceptions import Ignore
+from celery import Celery, Task, chain
 from celery.signals import celeryd_after_setup, setup_logging, worker_ready, worker_shutting_down
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -102,29 +101,29 @@ def lane(name: str) -> Lane:
     return Lane(database(), settings, node, spec, CeleryDispatcher(), leases(), worker)
 
 
-def _run(session_id: str, lane_name: str, stage: Stage) -> None:
+def _run(job: Task, session_id: str, lane_name: str, stage: Stage) -> None:
     if not lane(lane_name).run(session_id, stage):
-        raise Ignore
+        job.request.chain = None  # the rest comes with another message; celery's Ignore would cost a traceback each
 
 
-@app.task(name="polar.prewarm")
-def prewarm(session_id: str, lane_name: str) -> None:
-    _run(session_id, lane_name, Stage.PREWARM)
+@app.task(name="polar.prewarm", bind=True)
+def prewarm(self: Task, session_id: str, lane_name: str) -> None:
+    _run(self, session_id, lane_name, Stage.PREWARM)
 
 
-@app.task(name="polar.execute")
-def execute(session_id: str, lane_name: str) -> None:
-    _run(session_id, lane_name, Stage.EXECUTE)
+@app.task(name="polar.execute", bind=True)
+def execute(self: Task, session_id: str, lane_name: str) -> None:
+    _run(self, session_id, lane_name, Stage.EXECUTE)
 
 
-@app.task(name="polar.reconstruct")
-def reconstruct(session_id: str, lane_name: str) -> None:
-    _run(session_id, lane_name, Stage.RECONSTRUCT)
+@app.task(name="polar.reconstruct", bind=True)
+def reconstruct(self: Task, session_id: str, lane_name: str) -> None:
+    _run(self, session_id, lane_name, Stage.RECONSTRUCT)
 
 
-@app.task(name="polar.evaluate")
-def evaluate(session_id: str, lane_name: str) -> None:
-    _run(session_id, lane_name, Stage.EVALUATE)
+@app.task(name="polar.evaluate", bind=True)
+def evaluate(self: Task, session_id: str, lane_name: str) -> None:
+    _run(self, session_id, lane_name, Stage.EVALUATE)
 
 
 @app.task(name="polar.look")

@@ -13,14 +13,13 @@ import secrets
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from polar import harnesses, runtimes
 from polar.db import transaction
 from polar.errors import EngineError, HarnessError, LostLeaseError, NodeError, SessionError
 from polar.harnesses.base import AgentExit, Connection, Workplace
-from polar.models import Completion
 from polar.runtimes.base import Runtime
 from polar.stages.base import Job, Outcome
 from polar.stages.fitness import require_fit
@@ -30,6 +29,14 @@ from polar.stages.proxy_fault import await_proxy, proxy_fault
 
 ENGINE_FAULTS = ("no_token_ids", "engine_altered_prompt")
 """Codes of what breaks the promise that a trace has the tokens that were seen and sampled."""
+CALLS = text(
+    """
+    SELECT (SELECT error FROM completions WHERE session_id = :session AND attempt = :attempt
+            AND error ->> 'code' = ANY(:faults) ORDER BY seq LIMIT 1),
+           count(*) FILTER (WHERE outcome IN ('answered', 'aborted'))
+    FROM completions WHERE session_id = :session AND attempt = :attempt
+    """
+)
 
 
 def execute(job: Job) -> Outcome:
@@ -45,7 +52,7 @@ def execute(job: Job) -> Outcome:
         # A program that an engine's fault made fail is not to blame for it.
         if isinstance(error, HarnessError):
             with transaction(job.database) as db:
-                fault = _engine_fault(db, job)
+                fault, _ = _calls(db, job)
             if fault is not None:
                 raise fault from error
         raise
@@ -57,7 +64,7 @@ def execute(job: Job) -> Outcome:
     harness.collect(place)
     logs_without(place.connection.api_key, place.logs)
     with transaction(job.database) as db:
-        fault, calls = _engine_fault(db, job), _answered_calls(db, job)
+        fault, calls = _calls(db, job)
     if fault is not None:
         raise fault
     if agent_exit.state == "failed" and (why := proxy_fault(job)) is not None:
@@ -71,19 +78,11 @@ def execute(job: Job) -> Outcome:
     return Outcome(values, says=f"agent={agent_exit.state} calls={calls}")
 
 
-def _engine_fault(db: Session, job: Job) -> EngineError | None:
-    """What an engine did to a call of this attempt that makes all its traces worthless, if it did."""
-    error = db.scalar(
-        select(Completion.error)
-        .where(
-            Completion.session_id == job.session.id,
-            Completion.attempt == job.session.attempt,
-            Completion.error["code"].astext.in_(ENGINE_FAULTS),
-        )
-        .order_by(Completion.seq)
-        .limit(1)
-    )
-    return EngineError(error["message"], code=error["code"]) if error else None
+def _calls(db: Session, job: Job) -> tuple[EngineError | None, int]:
+    """What an engine did to a call of this attempt that makes all its traces worthless, if it did; calls answered."""
+    asked = {"session": job.session.id, "attempt": job.session.attempt, "faults": list(ENGINE_FAULTS)}
+    error, answered = db.execute(CALLS, asked).one()
+    return EngineError(error["message"], code=error["code"]) if error else None, answered
 
 
 def _run(harness: harnesses.Harness, place: Workplace) -> AgentExit:
@@ -124,9 +123,3 @@ def _workplace(job: Job, runtime: Runtime) -> Workplace:
         logs=job.logs,
         cache=job.settings.harness_cache,
     )
-
-
-def _answered_calls(db: Session, job: Job) -> int:
-    query = select(func.count()).select_from(Completion)
-    mine = (Completion.session_id == job.session.id, Completion.attempt == job.session.attempt)
-    return db.scalar(query.where(*mine, Completion.outcome.in_(("answered", "aborted")))) or 0

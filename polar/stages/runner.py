@@ -9,8 +9,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from uuid import UUID
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 AGAIN_SECONDS = 0.5
 DOWN_AFTER = 2
 """Looks in a row that find no engine, until the lane says so: one may meet a restart."""
+KEPT_REQUESTS = 64
 SWEEP_SECONDS = 30.0
 """Between looks for what no row names."""
 LOST = "lost"
@@ -52,6 +54,7 @@ class Lane:
     worker: str
     _misses: int = 0
     """Looks in a row that found no engine."""
+    _requests: dict[UUID, TaskRequest] = field(default_factory=dict)
     swept_at: float = 0.0
     """When this process last looked for leftovers that no row names."""
 
@@ -63,7 +66,7 @@ class Lane:
             session = lifecycle.claim(db, session_id, stage, self.worker, self.spec.name)
             if session is None:
                 return False
-            task = TaskRequest.model_validate(session.task.spec)
+            task = self._request(session)
             pauses = policy.pauses(db)
         clock = self.leases.clock
         clock.heard(pauses)
@@ -91,6 +94,15 @@ class Lane:
         self._tell(job, stage, state, time.monotonic() - started, says, error)
         self._after(stage, went_on=error is None)
         return error is None and state != LOST
+
+    def _request(self, session: RolloutSession) -> TaskRequest:
+        """Read and parsed once for many of a task's sessions: what was submitted never changes."""
+        found = self._requests.get(session.task_pk)
+        if found is None:
+            if len(self._requests) >= KEPT_REQUESTS:
+                self._requests.clear()
+            found = self._requests[session.task_pk] = TaskRequest.model_validate(session.task.spec)
+        return found
 
     def _tell(self, job: Job, stage: Stage, state: str, seconds: float, says: str, error: SessionError | None) -> None:
         """The one line and the one span of a stage that ended."""
