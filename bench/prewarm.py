@@ -4,8 +4,8 @@
 
 The steps sleep, and so do the agents between their model calls, so that the figures are of waiting and not of this
 machine's processors. `off`: a lane without ready_buffer, where a session is prepared in its agent's place.
-`overlap`: as many are prepared ahead as agents run. `once`: the same with prepare_once. Ideal: agents alone, with
-their places never empty.
+`overlap`: as many are prepared ahead as agents run. `ahead`: three times as many, which is what preparation takes here.
+`once`: as many as agents run, with prepare_once. Ideal: agents alone, with their places never empty.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polar.cli.demo import RunningPolar
 from polar.embedded import free_port
 
 PLACES = 8
-MODES = {"off": (0, False), "overlap": (PLACES, False), "once": (PLACES, True)}
+MODES = {"off": (0, False), "overlap": (PLACES, False), "ahead": (3 * PLACES, False), "once": (PLACES, True)}
 """Per mode: ready_buffer of the lane, and prepare_once of the task."""
 
 

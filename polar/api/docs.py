@@ -54,6 +54,7 @@ def _rendered(app: Flask) -> str:
         tags=tags,
         models={name: (each.get("description", ""), list(rows(each, schemas))) for name, each in schemas.items()},
         body=lambda each: each["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2],
+        said=said,
         parameter=lambda each: Row(each["name"], each["in"], default(each["schema"]), each.get("description", "")),
     )
 
@@ -65,6 +66,14 @@ def rows(schema: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[Row]:
         required = name in schema.get("required", ())
         what = str(each.get("description") or own.get("description", ""))
         yield Row(name, kind(each, _link, escape), "required" if required else default(each), what)
+
+
+def said(text: str) -> Markup:
+    """A sentence of the code, with what it quotes in backticks as code."""
+    parts = (
+        Markup("<code>{}</code>").format(part) if at % 2 else escape(part) for at, part in enumerate(text.split("`"))
+    )
+    return Markup("").join(parts)
 
 
 def _link(name: str) -> Markup:
