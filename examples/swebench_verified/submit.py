@@ -68,8 +68,10 @@ def main() -> int:
     if arguments.verified:
         try:
             tasks = verified(arguments.verified)
-        except Exception as error:
+        except OSError as error:  # what `datasets` raises without a network, or without the dataset
             print(f"{VERIFIED} cannot be reached ({type(error).__name__}); these are the three that lie here")
+        except ModuleNotFoundError as error:
+            parser.error(f"--verified needs the package {error.name}: pip install 'polar-rollout[swebench]'")
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for task in ours((HERE / "instances.jsonl").resolve()) if tasks is None else tasks:
