@@ -6,7 +6,6 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,29 +17,15 @@ from flask.testing import FlaskClient
 from sqlalchemy import Engine, delete, event, select, update
 
 from polar import keys, lifecycle, queries
-from polar.api import create_app
 from polar.db import connect, transaction
 from polar.delivery import feed
 from polar.models import Consumer, Feed, RolloutSession, Task, TraceRow, TrajectoryRow
-from polar.settings import Settings
 from polar.sweep import sweep
 from tests.fakes.dispatcher import FakeDispatcher
 from tests.fakes.tasks import task
 
 ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
 LINES = {"Accept": "application/x-ndjson"}
-
-
-@pytest.fixture
-def client(database_url: str, database: Engine) -> Iterator[FlaskClient]:
-    """The API in this process, with a key of all scopes."""
-    with transaction(database) as db:
-        key = keys.make(db, "test")
-    app = create_app(Settings(database_url=database_url), FakeDispatcher())
-    with app.test_client() as client:
-        client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {key}"
-        yield client
-    app.config["DATABASE"].dispose()
 
 
 def submit(database: Engine, task_id: str = "task-1", **changes: Any) -> list[str]:
@@ -201,57 +186,57 @@ def test_the_sweeper_numbers_and_numbers_are_not_used_again(database: Engine) ->
     assert [(place.number, place.session_id) for place in feed.page(database, 2, 10).places] == [(3, later)]
 
 
-def test_pages_are_resumed_by_cursor(client: FlaskClient, database: Engine) -> None:
+def test_pages_are_resumed_by_cursor(api: FlaskClient, database: Engine) -> None:
     """Page after page gives every result once, in order, and an empty page gives the same cursor back."""
     ids = ended(database, 5)
     seen, after = [], "0"
     for length in (2, 2, 1, 0):
-        page = client.get(f"/rollout/results?after={after}&limit=2&view=summary").json
+        page = api.get(f"/rollout/results?after={after}&limit=2&view=summary").json
         assert len(page["results"]) == length
         assert [each["cursor"] for each in page["results"]][-1:] in ([], [page["next"]])
         seen += [each["session_id"] for each in page["results"]]
         after = page["next"]
     assert (seen, after) == (ids, "5")
-    assert client.get("/rollout/results?after=5").json == {"results": [], "next": "5"}
+    assert api.get("/rollout/results?after=5").json == {"results": [], "next": "5"}
 
 
-def test_filters(client: FlaskClient, database: Engine) -> None:
+def test_filters(api: FlaskClient, database: Engine) -> None:
     """`group` is metadata.group_id as text, `task_id` the task's name; `next` passes what was looked at."""
     red = ended(database, 2, "a", metadata={"group_id": "red"})
     seven = ended(database, 1, "b", metadata={"group_id": 7})
     ended(database, 2, "c")
-    shown = client.get("/rollout/results?group=red").json
+    shown = api.get("/rollout/results?group=red").json
     assert ([each["session_id"] for each in shown["results"]], shown["next"]) == (red, "5")
-    assert [each["session_id"] for each in client.get("/rollout/results?group=7").json["results"]] == seven
-    assert [each["session_id"] for each in client.get("/rollout/results?task_id=b").json["results"]] == seven
-    assert client.get("/rollout/results?group=red&limit=1").json["next"] == "1"
-    assert client.get("/rollout/results?group=blue").json == {"results": [], "next": "5"}
+    assert [each["session_id"] for each in api.get("/rollout/results?group=7").json["results"]] == seven
+    assert [each["session_id"] for each in api.get("/rollout/results?task_id=b").json["results"]] == seven
+    assert api.get("/rollout/results?group=red&limit=1").json["next"] == "1"
+    assert api.get("/rollout/results?group=blue").json == {"results": [], "next": "5"}
 
 
-def test_a_long_poll_answers_when_a_session_ends(client: FlaskClient, database: Engine) -> None:
+def test_a_long_poll_answers_when_a_session_ends(api: FlaskClient, database: Engine) -> None:
     """`wait` holds the request until there is a result, and no longer; without one it is given up in time."""
     (session_id,) = submit(database)
     began = time.monotonic()
-    assert client.get("/rollout/results?wait=0.5").json["results"] == []
+    assert api.get("/rollout/results?wait=0.5").json["results"] == []
     assert time.monotonic() - began >= 0.5
     timer = threading.Timer(0.5, end, (database, session_id))
     timer.start()
-    found = client.get("/rollout/results?wait=30").json
+    found = api.get("/rollout/results?wait=30").json
     timer.join()
     assert [each["session_id"] for each in found["results"]] == [session_id]
     assert time.monotonic() - began < 15
 
 
-def test_a_consumer_goes_on_from_what_it_acknowledged(client: FlaskClient, database: Engine) -> None:
+def test_a_consumer_goes_on_from_what_it_acknowledged(api: FlaskClient, database: Engine) -> None:
     """Unacknowledged results come again; an acknowledged cursor stays, also against a late repeat of an earlier one."""
     ids = ended(database, 3)
 
     def read() -> list[str]:
-        page = client.get("/rollout/results?consumer=trainer&view=summary").json
+        page = api.get("/rollout/results?consumer=trainer&view=summary").json
         return [each["session_id"] for each in page["results"]]
 
     def acknowledge(**body: Any) -> Any:
-        return client.post("/rollout/results/ack", json={"consumer": "trainer", **body}).json
+        return api.post("/rollout/results/ack", json={"consumer": "trainer", **body}).json
 
     assert (read(), read()) == (ids, ids)
     assert acknowledge(cursor="2") == {"consumer": "trainer", "cursor": "2"}
@@ -259,23 +244,23 @@ def test_a_consumer_goes_on_from_what_it_acknowledged(client: FlaskClient, datab
     assert acknowledge(cursor=1)["cursor"] == "2"
     assert acknowledge(cursor="3")["cursor"] == "3"
     assert read() == []
-    assert client.get("/rollout/results?consumer=trainer&after=1").json["results"][0]["session_id"] == ids[1]
-    assert len(client.get("/rollout/results?consumer=another").json["results"]) == 3
+    assert api.get("/rollout/results?consumer=trainer&after=1").json["results"][0]["session_id"] == ids[1]
+    assert len(api.get("/rollout/results?consumer=another").json["results"]) == 3
     assert acknowledge(cursor="1", rewind=True)["cursor"] == "1"
     assert read() == ids[1:]
 
 
-def test_a_cursor_of_another_database_is_refused(client: FlaskClient, database: Engine) -> None:
+def test_a_cursor_of_another_database_is_refused(api: FlaskClient, database: Engine) -> None:
     """A cursor past the end would wait for ever, so it is an error: of a page, of an acknowledgement, of a consumer."""
     ended(database, 2)
-    client.get("/rollout/results")
-    answer = client.get("/rollout/results?after=3")
+    api.get("/rollout/results")
+    answer = api.get("/rollout/results?after=3")
     assert (answer.status_code, answer.json["errors"][0]["field"]) == (422, "after")
-    assert client.post("/rollout/results/ack", json={"consumer": "a", "cursor": "3"}).status_code == 422
-    client.post("/rollout/results/ack", json={"consumer": "a", "cursor": "2"})
+    assert api.post("/rollout/results/ack", json={"consumer": "a", "cursor": "3"}).status_code == 422
+    api.post("/rollout/results/ack", json={"consumer": "a", "cursor": "2"})
     with transaction(database) as db:
         db.execute(update(Feed).values(last=1))
-    answer = client.get("/rollout/results?consumer=a")
+    answer = api.get("/rollout/results?consumer=a")
     assert (answer.status_code, answer.json["code"]) == (409, "cursor_past_end")
 
 
@@ -284,46 +269,46 @@ def test_a_cursor_of_another_database_is_refused(client: FlaskClient, database: 
     [("after=x", "after"), ("after=-1", "after"), ("limit=0", "limit"), ("limit=nan", "limit"), ("view=x", "view")]
     + [("wait=-1", "wait"), ("wait=inf", "wait"), ("consumer=a/b", "consumer"), ("after=" + "9" * 30, "after")],
 )
-def test_a_wrong_query_is_named(client: FlaskClient, query: str, field: str) -> None:
+def test_a_wrong_query_is_named(api: FlaskClient, query: str, field: str) -> None:
     """Each is a 422 that names the parameter."""
-    answer = client.get(f"/rollout/results?{query}")
+    answer = api.get(f"/rollout/results?{query}")
     assert (answer.status_code, answer.json["errors"][0]["field"]) == (422, field)
 
 
 @pytest.mark.parametrize(
     "body", [{}, {"consumer": "a"}, {"consumer": "a", "cursor": "x"}, {"consumer": "", "cursor": 1}]
 )
-def test_a_wrong_acknowledgement_is_refused(client: FlaskClient, database: Engine, body: dict[str, Any]) -> None:
+def test_a_wrong_acknowledgement_is_refused(api: FlaskClient, database: Engine, body: dict[str, Any]) -> None:
     """And no consumer comes of it."""
-    assert client.post("/rollout/results/ack", json=body).status_code == 422
+    assert api.post("/rollout/results/ack", json=body).status_code == 422
     with transaction(database) as db:
         assert db.scalars(select(Consumer)).all() == []
 
 
-def test_json_lines_and_views(client: FlaskClient, database: Engine) -> None:
+def test_json_lines_and_views(api: FlaskClient, database: Engine) -> None:
     """A result a line with its own cursor, the page's in a header; `summary` counts tokens instead of listing them."""
     first, second = submit(database, num_samples=2)
     traced(database, first)
     end(database, first)
     end(database, second)
-    answer = client.get("/rollout/results", headers=LINES)
+    answer = api.get("/rollout/results", headers=LINES)
     assert (answer.mimetype, answer.headers["X-Polar-Next"]) == ("application/x-ndjson", "2")
     lines = [orjson.loads(line) for line in answer.data.splitlines()]
-    assert lines == client.get("/rollout/results").json["results"]
+    assert lines == api.get("/rollout/results").json["results"]
     assert [(line["session_id"], line["cursor"]) for line in lines] == [(first, "1"), (second, "2")]
     (trace,) = lines[0]["trajectory"]["traces"]
     assert (trace["prompt_ids"], trace["response_ids"], trace["loss_mask"]) == ([1, 2, 3], [4, 5], [1, 0])
-    short = client.get("/rollout/results?view=summary").json["results"][0]["trajectory"]["traces"][0]
+    short = api.get("/rollout/results?view=summary").json["results"][0]["trajectory"]["traces"][0]
     assert "prompt_ids" not in short and (short["prompt_tokens"], short["sampled_tokens"]) == (3, 1)
 
 
-def test_arrow(client: FlaskClient, database: Engine) -> None:
+def test_arrow(api: FlaskClient, database: Engine) -> None:
     """One row a trace, with the stored tokens; a session without a trace is there too."""
     ids = submit(database, num_samples=6, metadata={"group_id": "g"})
     traced(database, ids[0])
     for session_id in ids:
         end(database, session_id)
-    answer = client.get("/rollout/results", headers=ARROW)
+    answer = api.get("/rollout/results", headers=ARROW)
     assert answer.headers["X-Polar-Next"] == "6"
     table = pyarrow.ipc.open_stream(answer.data).read_all()
     first, second, *_ = rows = table.to_pylist()
@@ -332,32 +317,32 @@ def test_arrow(client: FlaskClient, database: Engine) -> None:
     assert (first["logprobs"], first["reward"], first["trainable"], first["cursor"]) == ([-0.5, 0.0], 0.25, True, 1)
     assert (first["group_id"], first["status"], first["fidelity"], first["trace"]) == ("g", "ERROR", "exact", 0)
     assert (second["prompt_ids"], second["trace"], second["error"]) == (None, None, "cancelled on request")
-    short = pyarrow.ipc.open_stream(client.get("/rollout/results?view=summary", headers=ARROW).data).read_all()
+    short = pyarrow.ipc.open_stream(api.get("/rollout/results?view=summary", headers=ARROW).data).read_all()
     assert "prompt_ids" not in short.column_names and short.to_pylist()[0]["prompt_tokens"] == 3
 
 
-def test_an_empty_arrow_page_is_a_table(client: FlaskClient) -> None:
+def test_an_empty_arrow_page_is_a_table(api: FlaskClient) -> None:
     """With the same columns and no rows."""
-    table = pyarrow.ipc.open_stream(client.get("/rollout/results", headers=ARROW).data).read_all()
+    table = pyarrow.ipc.open_stream(api.get("/rollout/results", headers=ARROW).data).read_all()
     assert (table.num_rows, "response_ids" in table.column_names) == (0, True)
 
 
-def test_formats_that_cannot_be_had(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats_that_cannot_be_had(api: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """406 names the formats, or what must be installed; whoever accepts another as well gets that."""
-    assert client.get("/rollout/results", headers={"Accept": "*/*"}).mimetype == "application/json"
-    assert "x-ndjson" in client.get("/rollout/results", headers={"Accept": "text/html"}).json["detail"]
+    assert api.get("/rollout/results", headers={"Accept": "*/*"}).mimetype == "application/json"
+    assert "x-ndjson" in api.get("/rollout/results", headers={"Accept": "text/html"}).json["detail"]
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    answer = client.get("/rollout/results", headers=ARROW)
+    answer = api.get("/rollout/results", headers=ARROW)
     assert (answer.status_code, answer.json["code"]) == (406, "arrow_not_installed")
     assert "polar-rollout[arrow]" in answer.json["detail"]
     either = {"Accept": f"{ARROW['Accept']}, application/x-ndjson;q=0.5"}
-    assert client.get("/rollout/results", headers=either).mimetype == "application/x-ndjson"
+    assert api.get("/rollout/results", headers=either).mimetype == "application/x-ndjson"
 
 
-def test_scopes(client: FlaskClient, database: Engine) -> None:
+def test_scopes(api: FlaskClient, database: Engine) -> None:
     """Reading takes `read`; moving a cursor takes `submit`."""
     with transaction(database) as db:
         reader = keys.make(db, "reader", ["read"])
-    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {reader}"
-    assert client.get("/rollout/results").status_code == 200
-    assert client.post("/rollout/results/ack", json={"consumer": "a", "cursor": "0"}).status_code == 403
+    api.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {reader}"
+    assert api.get("/rollout/results").status_code == 200
+    assert api.post("/rollout/results/ack", json={"consumer": "a", "cursor": "0"}).status_code == 403
