@@ -9,21 +9,23 @@ from typing import Any
 
 import orjson
 import zstandard
-from sqlalchemy import delete, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from polar import builders
 from polar.builders.base import Built, Call, Trace
 from polar.db import transaction
-from polar.models import Completion, RolloutSession, TraceRow, TrajectoryRow
+from polar.models import Completion, RolloutSession, TraceRow, TrajectoryRow, now
 from polar.stages.base import Job, Outcome
 from polar.stages.calls import load_calls
 from polar.stages.roles import assign
 
+NOTE_SECONDS = 1.0
+"""How long after an answer the proxy's note that its client holds it may still be on its way."""
+
 
 def reconstruct(job: Job) -> Outcome:
-    with transaction(job.database) as db:
-        recorded = load_calls(db, job.session.id, job.session.execute_attempt or job.session.attempt)
+    recorded = _recorded(job)
     calls = assign(recorded, job.task.agent.model_name)
     built = builders.create(job.task.builder).build(calls)
     trajectory = TrajectoryRow(
@@ -50,6 +52,23 @@ def reconstruct(job: Job) -> Outcome:
 
     job.write(store)
     return Outcome(says=f"completions={len(calls)} traces={len(rows)}")
+
+
+def _recorded(job: Job) -> list[Call]:
+    """The attempt's calls. An agent may end with its last answer, which without its note would be taken for a ghost."""
+    attempt = job.session.execute_attempt or job.session.attempt
+    with transaction(job.database) as db:
+        calls = load_calls(db, job.session.id, attempt)
+        newest = db.scalar(
+            select(func.max(Completion.finished_at)).where(
+                Completion.id.in_([call.id for call in calls if call.outcome == "answered" and not call.delivered])
+            )
+        )
+    if newest is None or (left := NOTE_SECONDS - (now() - newest).total_seconds()) <= 0:
+        return calls
+    job.cancelled.wait(left)
+    with transaction(job.database) as db:
+        return load_calls(db, job.session.id, attempt)
 
 
 def _metadata(calls: list[Call], built: Built) -> dict[str, Any]:
