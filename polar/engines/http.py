@@ -21,6 +21,7 @@ PROBE = aiohttp.ClientTimeout(total=15)
 ABORT = aiohttp.ClientTimeout(total=5)
 NOT_BEGUN = frozenset({429, 503})
 """Statuses that say the engine did not take the request up."""
+DATA = b"data: "
 ECHO = b'"prompt_token_ids":'
 OVERFLOW_WORDS = (
     "context length",
@@ -118,19 +119,22 @@ class HTTPEngine(Engine):
             data = await reply.read()
         return json_object(data if sent is None else unechoed(data, sent))
 
-    async def _events(
-        self, reply: aiohttp.ClientResponse, *, cumulative: bool = False, sent: bytes | None = None
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Server-sent events that are JSON objects; comments and the closing mark are left out.
-
-        `cumulative`: each holds all that came before, so of those that come at once only the last is read.
-        `sent`: the prompt's ids as JSON; see `unechoed`."""
+    async def _reads(self, reply: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
+        """The data of server-sent events, those together that came at once; comments and the closing mark are left
+        out."""
         buffer = b""
         async for chunk in reply.content.iter_any():
             buffer += chunk.replace(b"\r\n", b"\n")
             *events, buffer = buffer.split(b"\n\n")
-            found = [data for event in events if (data := _data(event)) and data != b"[DONE]"]
-            for data in found[-1:] if cumulative else found:
+            if found := [data for event in events if (data := _data(event)) and data != b"[DONE]"]:
+                yield found
+
+    async def _events(
+        self, reply: aiohttp.ClientResponse, *, sent: bytes | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Server-sent events that are JSON objects. `sent`: the prompt's ids as JSON; see `unechoed`."""
+        async for found in self._reads(reply):
+            for data in found:
                 yield json_object(data if sent is None else unechoed(data, sent))
 
     async def _get(self, *paths: str, needed: bool = True) -> dict[str, Any]:
@@ -186,10 +190,18 @@ def unechoed(data: bytes, sent: bytes) -> bytes:
     Comparing the text proves as much as comparing numbers, at a hundredth of what it takes to read 10,000 of them. No
     text of a model is taken for the field: inside a string its quotes would be escaped. Ids that differ, or are
     written otherwise, stay as they are and are read one by one."""
-    return data.replace(ECHO + sent, ECHO + b"true", 1)
+    place = data.find(ECHO)
+    while place >= 0:
+        ids = place + len(ECHO)
+        if data.startswith(sent, ids):
+            return b"".join((data[:ids], b"true", data[ids + len(sent) :]))
+        place = data.find(ECHO, ids)
+    return data
 
 
 def _data(event: bytes) -> bytes:
+    if event.startswith(DATA) and b"\n" not in event:
+        return event[len(DATA) :]  # as they nearly all are
     lines = [line for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"".join(lines).removeprefix(b"data:").strip()
 

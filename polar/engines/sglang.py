@@ -20,6 +20,8 @@ from polar.messages import FinishReason, ModelRequest, Sampling
 
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
+IDS = b'"output_ids":['
+
 
 class SGLangEngine(HTTPEngine):
     """One SGLang server, 0.5.10 or newer, unpatched."""
@@ -64,18 +66,22 @@ class SGLangEngine(HTTPEngine):
         # Each event would repeat the prompt's ids; how many there were it says anyway.
         more = {"stream": True, "return_prompt_token_ids": False}
         body = self._body(prompt_json(prompt_ids), sampling, request_id) | more
-        seen, last = 0, None
+        seen, last = 0, b""
         async with self._post("/generate", body) as reply:
-            async for event in self._events(reply, cumulative=True):
-                ids = event.get("output_ids")
+            async for found in self._reads(reply):
+                last = found[-1]
+                ids = ids_of(last)
+                if ids is None:
+                    ids = json_object(last).get("output_ids")
                 if not isinstance(ids, list):
                     raise self._no_ids()
-                fresh, seen, last = ids[seen:], len(ids), event
+                fresh, seen = ids[seen:], len(ids)
                 if fresh:
                     yield fresh
-        if last is None or not self._meta(last).get("finish_reason"):
+        event = json_object(last) if last else {}
+        if not event or not self._meta(event).get("finish_reason"):
             raise EngineError("the engine's stream ended before the answer was finished", code="engine_cut")
-        yield self._generation(last)
+        yield self._generation(event)
 
     async def chat(self, request: ModelRequest, sampling: Sampling, *, request_id: str) -> Generation:
         """From 0.5.13 on with ids: of the prompt and in meta_info; later versions have fields for both."""
@@ -172,6 +178,21 @@ class SGLangEngine(HTTPEngine):
             detail=reason.get("message"),
             timings={key: meta[key] for key in ("e2e_latency", "cached_tokens", "queue_time") if key in meta},
         )
+
+
+def ids_of(event: bytes) -> list[int] | None:
+    """The ids of an event, cut out of its text; None where they do not stand there as SGLang writes them.
+
+    Each event repeats all that came before it, log-probabilities too: to read each of them whole would take a time that
+    grows with the square of the answer. No text of a model is taken for the field: its quotes would be escaped."""
+    place = event.find(IDS)
+    if place < 0:
+        return None
+    try:
+        ids: list[int] = orjson.loads(event[place + len(IDS) - 1 : event.find(b"]", place) + 1])
+    except orjson.JSONDecodeError:
+        return None
+    return ids
 
 
 def _versions(meta: dict[str, Any], length: int) -> list[dict[str, Any]]:

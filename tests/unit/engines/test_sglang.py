@@ -6,17 +6,17 @@ import asyncio
 import copy
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
-import aiohttp
 import orjson
 import pytest
 from aiohttp import web
 
-from polar.engines.base import Generation
+from polar.engines.base import Engine, Generation
 from polar.engines.sglang import SGLangEngine
 from polar.errors import EngineError
 from polar.messages import Sampling
+from tests.unit.engines import stub
 
 GOOD: dict[str, Any] = {
     "output_ids": [7, 8],
@@ -27,33 +27,31 @@ GOOD: dict[str, Any] = {
         "weight_version": "v1",
     },
 }
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def ask(handler: Handler, *, stream: bool = False) -> Generation:
     """One call of a server whose /generate is `handler`."""
+    if stream:
+        end = streamed(handler)[-1]
+        assert isinstance(end, Generation)
+        return end
+    return serving(handler, lambda engine: engine.generate([1, 2, 3], Sampling(seed=4, stop=("x",)), request_id="r"))
 
-    async def main() -> Generation:
-        app = web.Application()
-        app.router.add_post("/generate", handler)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            async with aiohttp.ClientSession() as http:
-                engine = SGLangEngine(url, http)
-                if not stream:
-                    return await engine.generate([1, 2, 3], Sampling(seed=4, stop=("x",)), request_id="r")
-                async for item in engine.stream([1, 2, 3], Sampling(), request_id="r"):
-                    if isinstance(item, Generation):
-                        return item
-                raise AssertionError("no end")
-        finally:
-            await runner.cleanup()
 
-    return asyncio.run(main())
+def streamed(handler: Handler) -> list[list[int] | Generation]:
+    """All that a stream of that server gives."""
+
+    async def read(engine: Engine) -> list[list[int] | Generation]:
+        return [item async for item in engine.stream([1, 2, 3], Sampling(), request_id="r")]
+
+    return serving(handler, read)
+
+
+def serving(handler: Handler, work: Callable[[Engine], Awaitable[T]]) -> T:
+    """What `work` does with that server."""
+    return stub.ask(SGLangEngine, {"/generate": handler}, work)
 
 
 def answering(value: Any, status: int = 200) -> Handler:
@@ -177,6 +175,27 @@ def test_stream_cut_short(events: list[dict[str, Any]]) -> None:
     with pytest.raises(EngineError) as caught:
         ask(handle, stream=True)
     assert (caught.value.code, caught.value.retryable) == ("engine_cut", False)
+
+
+@pytest.mark.parametrize("written", [orjson.dumps, lambda value: json.dumps(value).encode()])
+def test_a_stream_is_read_as_it_grows(written: Callable[[Any], bytes]) -> None:
+    """Each id is given once, however the events are written and whatever their text spells; the end is read whole."""
+    spelled = '"output_ids":[9,9] is how it is written'
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse()
+        await reply.prepare(request)
+        for length in (1, 2):
+            meta = GOOD["meta_info"] if length == 2 else {**GOOD["meta_info"], "finish_reason": None}
+            event = {"text": spelled, "output_ids": [7, 8][:length], "meta_info": meta}
+            await reply.write(b"data: " + written(event) + b"\n\n")
+            await asyncio.sleep(0.05)
+        return reply
+
+    *pieces, end = streamed(handle)
+    assert pieces == [[7], [8]]
+    assert isinstance(end, Generation)
+    assert (end.output_ids, end.logprobs) == ([7, 8], [-0.5, -0.25])
 
 
 def test_error_in_a_stream() -> None:
