@@ -8,6 +8,7 @@ beside it in the row (`parsed["base"]`). Pure, but for `request_of`, which reads
 from __future__ import annotations
 
 import struct
+import threading
 from collections import Counter
 from collections.abc import Iterable
 
@@ -29,19 +30,37 @@ LARGE = 1 << 20
 WINDOW = 27
 """The largest window that is read, and with LARGE the tables, as powers of two."""
 TABLES = 24
+SMALL = 1 << 17
+"""Bytes up to which what needs no dictionary goes through a compressor that is kept."""
+
+
+class Kept(threading.local):
+    """This thread's compressor: to make one takes longer than to compress a turn with it."""
+
+    def __init__(self) -> None:
+        parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, window_log=SMALL.bit_length() - 1)
+        self.small = zstandard.ZstdCompressor(compression_params=parameters)
+
+
+KEPT = Kept()
 
 
 def pack(body: bytes, base: bytes | None = None) -> bytes:
     """A body as it is stored, perhaps as the difference to `base`."""
     if base is None:
-        return zstandard.compress(body, LEVEL)
+        return _compressed(body)
     head, tail = _shared(body, base)
     middle, known = body[head : len(body) - tail], base[head : len(base) - tail]
-    window = min(WINDOW, max(10, (len(known) + len(middle)).bit_length()))
+    return DIFFERENCE.pack(MARK, head, tail) + _compressed(middle, known)
+
+
+def _compressed(data: bytes, known: bytes = b"") -> bytes:
+    if not known and len(data) <= SMALL:
+        return KEPT.small.compress(data)
+    window = min(WINDOW, max(10, (len(known) + len(data)).bit_length()))
     tables = {"hash_log": min(TABLES, window), "chain_log": min(TABLES, window)} if len(known) > LARGE else {}
     parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, window_log=window, **tables)
-    compressor = zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(known))
-    return DIFFERENCE.pack(MARK, head, tail) + compressor.compress(middle)
+    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(known)).compress(data)
 
 
 def unpack(blob: bytes, base: bytes | None = None) -> bytes:

@@ -22,7 +22,7 @@ from polar.messages import Answer, Sampling
 from polar.models import now
 from polar.proxy import rows
 from polar.proxy.answering import Shown, read_answer
-from polar.proxy.bodies import BodyStore
+from polar.proxy.bodies import BodyStore, Stored
 from polar.proxy.canonical import counted
 from polar.proxy.flights import Asked, Flight, Flights, new_completion_id
 from polar.proxy.gate import Gate, Passage
@@ -117,10 +117,12 @@ class ModelCalls:
             flight.prompt_tokens = len(prepared.prompt)
         except (SessionError, HungUpError) as error:
             problem = error
-        twins = replace(stored, blob=pack(body, body), base=flight.id, depth=stored.depth + 1)
+        bodies = [stored]
+        if others:
+            bodies += [Stored(pack(body, body), flight.id, stored.depth + 1)] * len(others)
         intents = [
-            rows.intent(asked, s.id, stored if s.id == flight.id else twins, s.place, s.prepared, flight.body_hash)
-            for s in samples
+            rows.intent(asked, s.id, each, s.place, s.prepared, flight.body_hash)
+            for s, each in zip(samples, bodies, strict=True)
         ]
         await self._recorder.intend(intents, rows.media(place, asked.request.messages))
         self._bodies.keep(flight.id, body, stored)
@@ -241,12 +243,11 @@ class ModelCalls:
             body_hash=sample.flight.body_hash,
             trim=prepared.trim,
         )
-        parsed = rows.described(asked, prepared, place, sample.flight.body_hash, node)
         body = pack(rows.masked(orjson.dumps(asked.dialect.answer(asked.request, [answer])), asked.secret))
         values = {
             "answer": body,
             "parsed": {
-                **parsed,
+                "ledger": rows.hashes(prepared, place, sample.flight.body_hash, node),
                 "message": rows.served(answer.message, asked.secret),
                 "told": rows.told(answer, asked.secret),
             },
@@ -276,7 +277,6 @@ class ModelCalls:
         told = [*(prepared.flags if prepared and generation else ()), *(call.flags if call else ())]
         columns: dict[str, Any] = {
             "outcome": outcome,
-            "parsed": rows.described(flight.asked, prepared, sample.place, flight.body_hash),
             "flags": [*sample.place.flags, *told],
             "engine": rows.engine(prepared, generation, call.tries if call else 0, ms),
             "model_used": prepared.link.passport.model if prepared else None,
