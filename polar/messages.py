@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -22,17 +22,34 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
 VOLATILE = re.compile(
-    r"^.*(?:\b(?:today'?s date|(?:current|local|today'?s) (?:date|time|datetime|day)|date and time|today is|"
-    r"(?:the )?(?:date|time) is|now:)|billing-header).*$",
-    re.IGNORECASE | re.MULTILINE,
+    r"\b(?:today'?s date|(?:current|local|today'?s) (?:date|time|datetime|day)|date and time|today is|"
+    r"(?:the )?(?:date|time) is|now:)|billing-header",
+    re.IGNORECASE,
 )
-"""Lines of a system message that are another each turn, and mean no other conversation."""
+"""In a line of a system message: it is another each turn, and means no other conversation."""
+HINTS = ("today", "current ", "local ", "date and time", "date is", "time is", "now:", "billing-header")
+"""One of these is in every line that VOLATILE finds; to look for them takes a tenth of the time."""
 
 
 @lru_cache(maxsize=256)
 def steady(text: str) -> str:
     """A system message without its lines that change by themselves."""
-    return VOLATILE.sub("", text)
+    folded = text.casefold()
+    found = {folded.count("\n", 0, place) for hint in HINTS for place in _places(folded, hint)}
+    if not found:
+        return text
+    lines = text.split("\n")
+    for number in found:
+        if VOLATILE.search(lines[number]):
+            lines[number] = ""
+    return "\n".join(lines)
+
+
+def _places(text: str, part: str) -> Iterator[int]:
+    place = text.find(part)
+    while place >= 0:
+        yield place
+        place = text.find(part, place + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +231,7 @@ class Sampling:
         """The task's sampling spec wins, so that data is on-policy; limits only ever get tighter."""
         chosen = {key: value for key, value in task.items() if value is not None}
         cap = chosen.pop("max_tokens", None)
-        merged = replace(self, **chosen)
+        merged = replace(self, **chosen) if chosen else self
         if cap is not None:
             merged = replace(merged, max_tokens=min(cap, merged.max_tokens or cap))
         return merged
