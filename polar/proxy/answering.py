@@ -34,7 +34,7 @@ def read_answer(
     answer = Answer(
         id=completion_id,
         model=request.model,
-        message=replace(message, tool_calls=calls),
+        message=replace(message, tool_calls=calls) if calls else message,
         finish_reason="tool_calls" if calls and reason == "stop" else reason,
         prompt_tokens=len(prompt) or generation.prompt_tokens or 0,
         completion_tokens=generation.sampled,

@@ -6,7 +6,7 @@ The route tells the dialect; where two have one path, the headers do. What happe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.routing import Route as Path
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polar.dialects import DIALECTS
 from polar.dialects.base import Dialect
@@ -35,7 +36,8 @@ from polar.proxy.watch import Watch
 from polar.registry import load
 from polar.settings import Settings
 
-IN_PATH = "/s/{key}"
+KEYED = "/s/"
+IN_PATH = f"{KEYED}{{key}}"
 """Before any path of any dialect, for harnesses that cannot set a key."""
 
 
@@ -46,9 +48,10 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
     paths: list[BaseRoute] = [Path(path, health, methods=["GET"]) for path in ("/", "/health", IN_PATH)]
     paths.append(Path("/metrics", metrics.Endpoint(settings.auth).show, methods=["GET"]))
     claimed: dict[tuple[str, str], list[tuple[Dialect, Endpoint]]] = {}
-    for dialect in dialects:
-        door = Door(dialect, limits, settings.max_body_mb * 2**20)
-        for route in dialect.routes:
+    doors = [(dialect, Door(dialect, limits, settings.max_body_mb * 2**20)) for dialect in dialects]
+    for dialect, door in doors:
+        # Model calls first: Starlette tries its patterns one after the other.
+        for route in sorted(dialect.routes, key=lambda route: route.kind != "generate"):
             claimed.setdefault((route.path, route.method), []).append((dialect, door.endpoint(route)))
             if route.kind == "no_socket":
                 paths += [WebSocketRoute(prefix + route.path, door.refuse_socket) for prefix in ("", IN_PATH)]
@@ -87,7 +90,31 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
         await pool.close()
         await reads.close()
 
-    return Starlette(routes=paths, lifespan=lifespan, exception_handlers={404: unknown, 405: unknown})
+    app = Proxy(routes=paths, lifespan=lifespan, exception_handlers={404: unknown, 405: unknown})
+    app.doors = {place: shared(claimants) for place, claimants in claimed.items() if "{" not in place[0]}
+    return app
+
+
+class Proxy(Starlette):
+    """Opens the door of a path without parameters at once.
+
+    To try one pattern after the other, and to pass through what catches errors that doors have caught already, would
+    take a tenth of all that the proxy does for a call."""
+
+    doors: Mapping[tuple[str, str], Endpoint] = {}
+    """By path and method."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = super().__call__
+        if scope["type"] == "http":
+            path, params = scope["path"], {}
+            if path.startswith(KEYED):
+                key, slash, rest = path[len(KEYED) :].partition("/")
+                path, params = slash + rest, {"key": key}
+            if (door := self.doors.get((path, scope["method"]))) is not None:
+                scope["app"], scope["path_params"] = self, params
+                app = await door(Request(scope, receive, send))
+        await app(scope, receive, send)
 
 
 def shared(claimants: list[tuple[Dialect, Endpoint]]) -> Endpoint:

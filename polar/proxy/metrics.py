@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,25 @@ COMMIT_RECORDS: Histogram = _made("polar_commit_records")
 COMMIT_SECONDS: Histogram = _made("polar_commit_seconds")
 
 
+@cache
+def _of(metric: Any, *labels: str) -> Any:
+    """A metric's series; there are as many as its labels have values, and they stay."""
+    return metric.labels(*labels)
+
+
+def added(dialect: str, seconds: float) -> None:
+    """Count what Polar itself took of an answered call."""
+    _of(ADDED_SECONDS, dialect).observe(seconds)
+
+
 def ended(dialect: str, outcome: str, reason: str, prompt: int, sampled: int, engine: float | None) -> None:
     """Count a call that ended; `engine` is None if it never got there."""
-    CALLS.labels(dialect, outcome).inc()
-    PLACES.labels(reason).inc()
-    PROMPT_TOKENS.labels(dialect).inc(prompt)
-    SAMPLED_TOKENS.labels(dialect).inc(sampled)
+    _of(CALLS, dialect, outcome).inc()
+    _of(PLACES, reason).inc()
+    _of(PROMPT_TOKENS, dialect).inc(prompt)
+    _of(SAMPLED_TOKENS, dialect).inc(sampled)
     if engine is not None:
-        ENGINE_SECONDS.labels(dialect).observe(engine)
+        _of(ENGINE_SECONDS, dialect).observe(engine)
 
 
 def committed(rows: list[dict[str, Any]], began: float) -> None:
@@ -83,7 +95,7 @@ def committed(rows: list[dict[str, Any]], began: float) -> None:
 
 def told(dialect: str, route: str, status: int) -> None:
     """Count a response."""
-    RESPONSES.labels(dialect, route, str(status)).inc()
+    _of(RESPONSES, dialect, route, str(status)).inc()
 
 
 def telling(send: Send, dialect: str) -> Send:

@@ -170,7 +170,7 @@ class Parts:
         spans, known = stamped(part.policy_versions, passage.versions, len(part.output_ids))
         if not known:
             self.flags = tuple(dict.fromkeys((*self.flags, "unknown_policy_version")))
-        return replace(part, policy_versions=spans)
+        return part if spans == part.policy_versions else replace(part, policy_versions=spans)
 
 
 def joined(parts: Sequence[Generation]) -> Generation:

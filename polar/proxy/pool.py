@@ -49,7 +49,7 @@ class EnginePool:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
         # How long an answer may take is the lane's affair; only the connect has a limit here.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
         self._links: dict[bytes, EngineLink] = {}
         self._locks: dict[bytes, asyncio.Lock] = {}
 

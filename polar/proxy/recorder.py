@@ -16,7 +16,6 @@ from typing import Any
 
 from polar.errors import NodeError
 from polar.log import line
-from polar.models import now
 from polar.proxy import metrics
 from polar.proxy.database import FAILED, Database
 from polar.proxy.statements import arguments, statement
@@ -24,7 +23,7 @@ from polar.proxy.statements import arguments, statement
 logger = logging.getLogger(__name__)
 
 BATCH = 256
-EMPTY: dict[str, Any] = {"output_ids": b"", "policy_versions": [], "flags": [], "engine": {}}
+EMPTY: dict[str, Any] = {"output_ids": b"", "policy_versions": [], "flags": [], "engine": {}, "parsed": {}}
 """What the end of a call says where it has nothing to say."""
 
 
@@ -74,7 +73,7 @@ class Recorder:
         """Commit how a call ended; False if the session moved on meanwhile, and the answer must not be given."""
         charge = {"session_id": fence.session_id, "attempt": fence.attempt, "key_hash": fence.key_hash}
         charge |= {"turns": turns, "tokens": tokens}
-        row = {**EMPTY, "finished_at": now(), **values, **charge, "id": completion_id}
+        row = {**EMPTY, **values, **charge, "id": completion_id}
         return await self._put(Record("settle", row, fence))
 
     def delivered(self, completion_id: str) -> None:

@@ -95,9 +95,7 @@ def pictured(place: Place, messages: Sequence[Message]) -> list[dict[str, Any]]:
     ]
 
 
-def described(
-    asked: Asked, prepared: Prepared | None, place: Place, body_hash: bytes, node: Node | None = None
-) -> dict[str, Any]:
+def described(asked: Asked, prepared: Prepared | None, place: Place, body_hash: bytes) -> dict[str, Any]:
     """The `parsed` column without the answer: what was asked, what was sampled with, and the ledger's hashes."""
     return {
         "asked": _without_key(asked.request.sampling.asked(), asked.secret),
@@ -107,14 +105,19 @@ def described(
         **({"role_reason": asked.role.reason} if asked.role.reason else {}),
         **({"images": images} if (images := pictured(place, asked.request.messages)) else {}),
         **({"n": asked.request.n} if asked.request.n > 1 else {}),
-        "ledger": {
-            "fingerprint": place.fingerprint.hex(),
-            "context": place.context_hash.hex(),
-            "body": body_hash.hex(),
-            **({"served": node.served.hex()} if node else {}),
-            **({"head": place.head.hex()} if place.head else {}),
-            **({"trim": prepared.trim} if prepared and prepared.trim else {}),
-        },
+        "ledger": hashes(prepared, place, body_hash),
+    }
+
+
+def hashes(prepared: Prepared | None, place: Place, body_hash: bytes, node: Node | None = None) -> dict[str, Any]:
+    """What the ledger knows a call by; `node`: once it is answered."""
+    return {
+        "fingerprint": place.fingerprint.hex(),
+        "context": place.context_hash.hex(),
+        "body": body_hash.hex(),
+        **({"served": node.served.hex()} if node else {}),
+        **({"head": place.head.hex()} if place.head else {}),
+        **({"trim": prepared.trim} if prepared and prepared.trim else {}),
     }
 
 

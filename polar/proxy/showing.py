@@ -35,7 +35,7 @@ def show(
     sampled = generation.sampled if generation else 0
     metrics.ended(dialect, outcome, place.reason, prompt, sampled, call.engine_seconds if call and call.tries else None)
     if outcome == "answered" and call is not None:
-        metrics.ADDED_SECONDS.labels(dialect).observe(max(0.0, seconds - call.seconds))
+        metrics.added(dialect, max(0.0, seconds - call.seconds))
     if not tracing.on():
         return
     caller, passport = asked.caller, prepared.link.passport if prepared else None
