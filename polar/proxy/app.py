@@ -6,14 +6,15 @@ The route tells the dialect; where two have one path, the headers do. What happe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.routing import BaseRoute, WebSocketRoute, compile_path
 from starlette.routing import Route as Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -92,17 +93,21 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
 
     app = Proxy(routes=paths, lifespan=lifespan, exception_handlers={404: unknown, 405: unknown})
     app.doors = {place: shared(claimants) for place, claimants in claimed.items() if "{" not in place[0]}
+    named = [route.path for route in routes if route.kind == "generate" and "{" in route.path]
+    app.patterns = [(compile_path(path)[0], shared(claimed[path, "POST"])) for path in named]
     return app
 
 
 class Proxy(Starlette):
-    """Opens the door of a path without parameters at once.
+    """Opens the door of a model call at once.
 
     To try one pattern after the other, and to pass through what catches errors that doors have caught already, would
     take a tenth of all that the proxy does for a call."""
 
     doors: Mapping[tuple[str, str], Endpoint] = {}
-    """By path and method."""
+    """Those at paths without parameters, by path and method."""
+    patterns: Sequence[tuple[re.Pattern[str], Endpoint]] = ()
+    """Those of model calls whose path names the model."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = super().__call__
@@ -111,7 +116,13 @@ class Proxy(Starlette):
             if path.startswith(KEYED):
                 key, slash, rest = path[len(KEYED) :].partition("/")
                 path, params = slash + rest, {"key": key}
-            if (door := self.doors.get((path, scope["method"]))) is not None:
+            door = self.doors.get((path, scope["method"]))
+            if door is None and scope["method"] == "POST":
+                for pattern, behind in self.patterns:
+                    if (found := pattern.match(path)) is not None:
+                        door, params = behind, {**params, **found.groupdict()}
+                        break
+            if door is not None:
                 scope["app"], scope["path_params"] = self, params
                 app = await door(Request(scope, receive, send))
         await app(scope, receive, send)
