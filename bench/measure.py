@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+CPUCLOCK_SCHED = 2
+
 
 def _parents() -> dict[int, int]:
     parents = {}
@@ -38,24 +40,17 @@ def family(root: int) -> set[int]:
 
 
 def process_cpu(pid: int) -> float:
-    """CPU seconds that one process has used; 0 if it is gone."""
+    """CPU seconds that one process has used, its threads that ended included; 0 if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # Linux's clock of another process, as clock_getcpuclockid(3) names it: exact where /proc counts in 10 ms.
+        return time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED)
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def tree_cpu(root: int) -> float:
     """CPU seconds that a process and all its descendants have used."""
-    ticks = 0
-    for pid in family(root):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return sum(process_cpu(pid) for pid in family(root))
 
 
 def tree_memory(root: int) -> int:
