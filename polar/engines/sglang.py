@@ -19,7 +19,6 @@ from polar.errors import EngineError
 from polar.messages import FinishReason, ModelRequest, Sampling
 
 FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
-
 IDS = b'"output_ids":['
 
 

@@ -49,10 +49,9 @@ def create_app(settings: Settings, limits: Limits | None = None) -> Starlette:
     paths: list[BaseRoute] = [Path(path, health, methods=["GET"]) for path in ("/", "/health", IN_PATH)]
     paths.append(Path("/metrics", metrics.Endpoint(settings.auth).show, methods=["GET"]))
     claimed: dict[tuple[str, str], list[tuple[Dialect, Endpoint]]] = {}
-    doors = [(dialect, Door(dialect, limits, settings.max_body_mb * 2**20)) for dialect in dialects]
-    for dialect, door in doors:
-        # Model calls first: Starlette tries its patterns one after the other.
-        for route in sorted(dialect.routes, key=lambda route: route.kind != "generate"):
+    for dialect in dialects:
+        door = Door(dialect, limits, settings.max_body_mb * 2**20)
+        for route in dialect.routes:
             claimed.setdefault((route.path, route.method), []).append((dialect, door.endpoint(route)))
             if route.kind == "no_socket":
                 paths += [WebSocketRoute(prefix + route.path, door.refuse_socket) for prefix in ("", IN_PATH)]

@@ -59,11 +59,8 @@ def _recorded(job: Job) -> list[Call]:
     attempt = job.session.execute_attempt or job.session.attempt
     with transaction(job.database) as db:
         calls = load_calls(db, job.session.id, attempt)
-        newest = db.scalar(
-            select(func.max(Completion.finished_at)).where(
-                Completion.id.in_([call.id for call in calls if call.outcome == "answered" and not call.delivered])
-            )
-        )
+        late = [call.id for call in calls if call.outcome == "answered" and not call.delivered]
+        newest = db.scalar(select(func.max(Completion.finished_at)).where(Completion.id.in_(late))) if late else None
     if newest is None or (left := NOTE_SECONDS - (now() - newest).total_seconds()) <= 0:
         return calls
     job.cancelled.wait(left)
