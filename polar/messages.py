@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -28,28 +28,17 @@ VOLATILE = re.compile(
 )
 """In a line of a system message: it is another each turn, and means no other conversation."""
 HINTS = ("today", "current ", "local ", "date and time", "date is", "time is", "now:", "billing-header")
-"""One of these is in every line that VOLATILE finds; to look for them takes a tenth of the time."""
+"""One of these is in every line that VOLATILE finds; to look for them first takes a tenth of the time."""
 
 
 @lru_cache(maxsize=256)
 def steady(text: str) -> str:
     """A system message without its lines that change by themselves."""
-    folded = text.casefold()
-    found = {folded.count("\n", 0, place) for hint in HINTS for place in _places(folded, hint)}
-    if not found:
-        return text
     lines = text.split("\n")
-    for number in found:
-        if VOLATILE.search(lines[number]):
+    for number, folded in enumerate(text.casefold().split("\n")):
+        if any(map(folded.__contains__, HINTS)) and VOLATILE.search(lines[number]):
             lines[number] = ""
     return "\n".join(lines)
-
-
-def _places(text: str, part: str) -> Iterator[int]:
-    place = text.find(part)
-    while place >= 0:
-        yield place
-        place = text.find(part, place + 1)
 
 
 @dataclass(frozen=True, slots=True)
